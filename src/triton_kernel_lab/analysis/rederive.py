@@ -1,0 +1,131 @@
+"""Comparing what is derived on disk with what its raw artifacts give.
+
+The end of the line, and so the one module of ``analysis`` that looks at reports.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from triton_kernel_lab import artifacts
+from triton_kernel_lab.analysis import plausibility, roofline
+from triton_kernel_lab.analysis.differences import json_differences, text_difference
+from triton_kernel_lab.analysis.inputs import kernel_path
+from triton_kernel_lab.artifacts import Artifact
+from triton_kernel_lab.project import Project
+from triton_kernel_lab.report import figures, readme, tables
+
+__all__ = ["Raw", "differing"]
+
+_SHOWN = 5
+
+
+class Raw(NamedTuple):
+    """What a runner's derived files are made from; sound artifacts, by kernel where there are several."""
+
+    environment: Artifact
+    ceilings: Artifact
+    correctness: Mapping[str, Artifact]
+    timings: Mapping[str, Artifact]
+
+
+def differing(project: Project, raw: Raw) -> Iterator[str]:
+    """A sentence for each derived file that its raw artifacts do not give.
+
+    Every file is compared with a derivation from the raw ones, never with what
+    stands on disk between them, so that an edit shows up where it was made.
+    """
+    try:
+        derived = roofline.derive(project, raw.environment, raw.ceilings, raw.timings)
+    except ValueError as error:
+        # Each error class of the project is a ValueError, and its message a sentence.
+        yield str(error)
+        return
+    yield from _too_fast(project, raw, derived)
+    yield from _json(project, project.artifacts / "roofline.json", derived, "roofline")
+    yield from _text(project, project.reports / "results.md", tables.render(raw.environment, derived, raw.correctness))
+    yield from _json(project, project.reports / "metrics.json", tables.metrics(derived), "tables")
+    yield from _figure(project, figures.data(raw.environment, derived))
+    yield from _readme(project, readme.block(raw.environment, derived))
+
+
+def _too_fast(project: Project, raw: Raw, derived: Artifact) -> Iterator[str]:
+    for kernel, timing in raw.timings.items():
+        name = kernel_path(project, "timing", kernel).relative_to(project.root).as_posix()
+        cells = [cell for cell in derived["cells"] if cell["kernel"] == kernel]
+        for found in plausibility.too_fast(timing, cells):
+            yield f"{name}: {found}; run `dvc repro timing@{kernel}`."
+
+
+def _load(project: Project, path: Path, stage: str) -> tuple[str, str | None, str | None]:
+    """The name of a file, its text, and why there is none."""
+    name = path.relative_to(project.root).as_posix()
+    try:
+        return name, path.read_bytes().decode("utf-8"), None
+    except OSError as error:
+        return name, None, f"{name}: cannot be read: {error.strerror}; run `dvc repro {stage}`."
+    except UnicodeDecodeError as error:
+        return (
+            name,
+            None,
+            f"{name}: expected UTF-8, found {error.reason} at byte {error.start}; run `dvc repro {stage}`.",
+        )
+
+
+def _json(project: Project, path: Path, expected: Mapping[str, Any], stage: str) -> Iterator[str]:
+    name, text, problem = _load(project, path, stage)
+    if text is None or text == artifacts.dumps(expected):
+        yield from [problem] if problem else []
+        return
+    mend = f"; run `dvc repro -f -s {stage}`."
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        yield f"{name}: not JSON: {error.msg} at line {error.lineno}, column {error.colno}{mend}"
+        return
+    differences = json_differences(json.loads(artifacts.dumps(expected)), found)
+    shown = list(islice(differences, _SHOWN)) or [str(text_difference(artifacts.dumps(expected), text))]
+    yield from (f"{name}: {difference}{mend}" for difference in shown)
+    if more := sum(1 for _ in differences):
+        yield f"{name}: {more} more differences."
+
+
+def _text(project: Project, path: Path, expected: str) -> Iterator[str]:
+    name, text, problem = _load(project, path, "tables")
+    if problem:
+        yield problem
+    elif text is not None and (difference := text_difference(expected, text)):
+        yield f"{name}: {difference}; run `dvc repro -f -s tables`."
+
+
+def _figure(project: Project, expected: Mapping[str, Any]) -> Iterator[str]:
+    """An SVG by its digests: its bytes depend on the version of matplotlib."""
+    name, text, problem = _load(project, project.reports / "latency.svg", "figures")
+    mend = "; run `dvc repro -f -s figures`."
+    if text is None:
+        yield from [problem] if problem else []
+    elif (digests := figures.recorded_digests(text)) is None:
+        yield f"{name}: expected one comment with the digests of data and body, found none{mend}"
+    elif digests[0] != (digest := figures.data_digest(expected)):
+        yield f"{name}: data-sha256: expected {digest}, found {digests[0]}{mend}"
+    elif digests[1] != (digest := hashlib.sha256(figures.strip_digests(text).encode()).hexdigest()):
+        yield f"{name}: body-sha256: expected {digest}, that of the picture, found {digests[1]}{mend}"
+
+
+def _readme(project: Project, expected: str) -> Iterator[str]:
+    name, text, problem = _load(project, project.root / "README.md", "readme")
+    if text is None:
+        yield from [problem] if problem else []
+        return
+    try:
+        difference = text_difference(expected, readme.extract(text, name))
+    except readme.ReadmeError as error:
+        yield str(error)
+        return
+    if difference:
+        yield f"{name}: results block, {difference}; run `triton-kernel-lab readme`."

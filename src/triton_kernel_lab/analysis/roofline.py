@@ -1,0 +1,100 @@
+"""roofline.json: everything that is derived from the raw samples of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from triton_kernel_lab import __version__, artifacts
+from triton_kernel_lab.analysis.ceilings import summarise_ceilings
+from triton_kernel_lab.analysis.cells import derive_cells
+from triton_kernel_lab.analysis.inputs import kernel_path, read_each, read_one
+from triton_kernel_lab.analysis.locator import locator
+from triton_kernel_lab.artifacts import Artifact
+from triton_kernel_lab.project import Project
+from triton_kernel_lab.sources import stage_digest
+
+__all__ = ["RooflineError", "build", "derive", "run"]
+
+
+class RooflineError(ValueError):
+    """The inputs do not belong to one run; one sentence says why."""
+
+
+def run(project: Project) -> None:
+    """Write ``artifacts/<runner>/roofline.json`` from environment, ceilings and timings.
+
+    Raises:
+        ArtifactError, InputError: for a missing, surplus or unsound file.
+        RooflineError, CeilingsError, StatsError: when they give no roofline.
+    """
+    environment, ceilings = read_one(project, "environment"), read_one(project, "ceilings")
+    made = derive(project, environment, ceilings, read_each(project, "timing"))
+    artifacts.write(project.artifacts / "roofline.json", made)
+
+
+def derive(project: Project, environment: Artifact, ceilings: Artifact, timings: Mapping[str, Artifact]) -> Artifact:
+    """The roofline of artifacts that were read from the project, unwritten."""
+    paths = [project.artifacts / "environment.json", project.artifacts / "ceilings.json"]
+    paths += [kernel_path(project, "timing", kernel) for kernel in timings]
+    return build(
+        environment,
+        ceilings,
+        timings,
+        inputs=[artifacts.input_record(project.root, path) for path in paths],
+        source_sha256=stage_digest(project.root, "roofline"),
+    )
+
+
+def build(
+    environment: Artifact,
+    ceilings: Artifact,
+    timings: Mapping[str, Artifact],
+    *,
+    inputs: Sequence[Mapping[str, str]],
+    source_sha256: str,
+) -> Artifact:
+    """Derive a roofline artifact; pure.
+
+    Args:
+        environment, ceilings: artifacts of one run.
+        timings: the timing artifact of each kernel.
+        inputs: ``{path, sha256}`` of the environment, the ceilings and each
+            timing, in this order.
+        source_sha256: the digest of the sources that derive.
+
+    Raises:
+        RooflineError: when measured and unmeasured inputs are mixed.
+        CeilingsError, StatsError: when a ceiling or a flag is unusable.
+    """
+    _require_same_status(ceilings, timings)
+    raw_inputs = [ceilings, *timings.values()]
+    summary = summarise_ceilings(environment, ceilings) if ceilings["status"] == "measured" else None
+    cells = [cell for timing in timings.values() for cell in derive_cells(timing, summary)] if summary else []
+    return {
+        "artifact_kind": "roofline",
+        "schema_version": 1,
+        "claim_kind": _claim([environment, *raw_inputs]),
+        "producer": {"package": "triton-kernel-lab", "version": __version__, "source_sha256": source_sha256},
+        "inputs": [dict(record) for record in inputs],
+        "runner": environment["runner"],
+        "status": ceilings["status"],
+        "reason": ceilings["reason"],
+        "raw": [{"path": of["path"], **locator(raw)} for of, raw in zip(inputs[1:], raw_inputs, strict=True)],
+        "ceilings": summary,
+        "cells": cells,
+    }
+
+
+def _require_same_status(ceilings: Artifact, timings: Mapping[str, Artifact]) -> None:
+    for kernel, timing in timings.items():
+        if timing["status"] != ceilings["status"]:
+            raise RooflineError(
+                f"timing of {kernel}: $.status: expected {ceilings['status']!r} as in ceilings, "
+                f"found {timing['status']!r}; run `dvc repro timing@{kernel}`."
+            )
+
+
+def _claim(made_from: Sequence[Artifact]) -> str:
+    # A derived claim is worth no more than the least of its inputs.
+    kinds = {artifact["claim_kind"] for artifact in made_from}
+    return next((kind for kind in ("synthetic", "exploratory") if kind in kinds), "derived")

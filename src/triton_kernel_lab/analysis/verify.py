@@ -1,0 +1,171 @@
+"""Whether a runner's published numbers follow from its raw samples.
+
+Raw artifacts come first: schema, chain of digests, plausibility. When they
+hold, all that is derived from them is derived again in memory and compared
+with what is on disk. DVC notices accidents; this also notices an edit that
+took dvc.lock along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from triton_kernel_lab import artifacts
+from triton_kernel_lab.analysis import chain, plausibility, rederive
+from triton_kernel_lab.analysis.inputs import kernels
+from triton_kernel_lab.analysis.locator import find_edit
+from triton_kernel_lab.artifacts import Artifact
+from triton_kernel_lab.project import Project
+
+__all__ = ["run"]
+
+_SHOWN = 5
+"""How many findings of one check in one file are spelt out."""
+
+
+class _Tree(NamedTuple):
+    """The artifacts of a runner by their path relative to the root."""
+
+    project: Project
+    found: dict[str, Artifact]
+    unreadable: dict[str, str]
+
+    def name(self, stem: str) -> str:
+        return f"artifacts/{self.project.runner}/{stem}.json"
+
+    def raw_names(self) -> list[str]:
+        names = kernels(self.project)
+        per_kernel = [f"{kind}/{name}" for kind in ("correctness", "timing") for name in names]
+        return [self.name(stem) for stem in ("environment", "ceilings", *per_kernel)]
+
+
+def run(project: Project) -> list[str]:
+    """Check every artifact, table and figure of the project's runner.
+
+    Returns:
+        One sentence for each broken thing, the most upstream first, with its
+        file and JSON path, table cell or line; empty when all is sound.
+    """
+    tree = _read(project)
+    raw = tree.raw_names()
+    broken = [problem for name in raw for problem in _file_problems(tree, name)]
+    implausible = [problem for name in raw for problem in _implausible(tree, name)]
+    strays = [problem for name, problem in tree.unreadable.items() if name not in [*raw, tree.name("roofline")]]
+    if broken:
+        # What is derived from broken samples differs from what is published, and says nothing new.
+        return [*broken, *implausible, *_surplus(tree), *strays]
+    return [*implausible, *_surplus(tree), *strays, *rederive.differing(project, _raw(tree))]
+
+
+def _raw(tree: _Tree) -> rederive.Raw:
+    by_kind = {
+        kind: {kernel: tree.found[tree.name(f"{kind}/{kernel}")] for kernel in kernels(tree.project)}
+        for kind in ("correctness", "timing")
+    }
+    environment, ceilings = (tree.found[tree.name(kind)] for kind in ("environment", "ceilings"))
+    return rederive.Raw(environment, ceilings, by_kind["correctness"], by_kind["timing"])
+
+
+def _read(project: Project) -> _Tree:
+    tree = _Tree(project, {}, {})
+    present = {path.relative_to(project.root).as_posix() for path in project.artifacts.rglob("*.json")}
+    for name in dict.fromkeys([*tree.raw_names(), tree.name("roofline"), *sorted(present)]):
+        try:
+            tree.found[name] = artifacts.parse((project.root / name).read_bytes(), name, _kind(name))
+        except OSError as error:
+            tree.unreadable[name] = f"{name}: cannot be read: {error.strerror}; run `dvc repro {_target(name)}`."
+        except artifacts.ArtifactError as error:
+            tree.unreadable[name] = str(error)
+    return tree
+
+
+def _kind(name: str) -> str | None:
+    stem = PurePosixPath(name).with_suffix("").parts[2]
+    return stem if stem in {"environment", "ceilings", "correctness", "timing", "roofline"} else None
+
+
+def _target(name: str) -> str:
+    return "@".join(PurePosixPath(name).with_suffix("").parts[2:])
+
+
+def _surplus(tree: _Tree) -> Iterator[str]:
+    raw = set(tree.raw_names())
+    for name in sorted({*tree.found, *tree.unreadable} - raw):
+        if PurePosixPath(name).parts[2] in ("correctness", "timing"):
+            yield f"{name}: expected one file for each of {kernels(tree.project)}, found a surplus one; remove it."
+
+
+def _file_problems(tree: _Tree, name: str) -> Iterator[str]:
+    """What makes a raw artifact another one than its consumers were made from."""
+    if name in tree.unreadable:
+        yield tree.unreadable[name]
+        return
+    edits = list(_edited_samples(tree, name))
+    links = list(_links(tree, name))
+    mend = f"; restore it from git, or run `dvc repro {_target(name)}`."
+    yield from _few(name, [*edits, *links], mend)
+    yield from _few(name, _misplaced(tree, name), mend)
+
+
+def _misplaced(tree: _Tree, name: str) -> Iterator[str]:
+    artifact, stem = tree.found[name], PurePosixPath(name).stem
+    if artifact["runner"] != tree.project.runner:
+        yield f"{name}: $.runner: expected {tree.project.runner!r}, found {artifact['runner']!r}"
+    if artifact.get("kernel", stem) != stem:
+        yield f"{name}: $.kernel: expected {stem!r}, found {artifact['kernel']!r}"
+
+
+def _edited_samples(tree: _Tree, name: str) -> Iterator[str]:
+    """The one raw sample that explains why the roofline's record of the file fails."""
+    derived = tree.found.get(tree.name("roofline"), {"raw": [], "inputs": []})
+    digest = artifacts.sha256_file(tree.project.root / name)
+    if any(record == {"path": name, "sha256": digest} for record in derived["inputs"]):
+        return
+    for record in derived["raw"]:
+        edit = find_edit(tree.found[name], record) if record["path"] == name else None
+        if edit:
+            yield f"{name}: {edit.path}: expected {edit.expected_ns}, found {edit.found_ns}"
+
+
+def _links(tree: _Tree, name: str) -> Iterator[str]:
+    digest = artifacts.sha256_file(tree.project.root / name)
+    yield from chain.edited(name, digest, tree.found)
+    yield from chain.missing(name, tree.found[name], _required(tree, name))
+    yield from chain.misrecorded(tree.project.root, name, tree.found[name], _digests(tree))
+
+
+def _digests(tree: _Tree) -> Mapping[str, str]:
+    return {name: artifacts.sha256_file(tree.project.root / name) for name in tree.raw_names() if name in tree.found}
+
+
+def _required(tree: _Tree, name: str) -> list[str]:
+    kind, stem = PurePosixPath(name).with_suffix("").parts[2], PurePosixPath(name).stem
+    needs = {"ceilings": "environment", "correctness": "environment", "timing": f"correctness/{stem}"}
+    return [tree.name(needs[kind])] if kind in needs else []
+
+
+def _implausible(tree: _Tree, name: str) -> Iterator[str]:
+    artifact = tree.found.get(name)
+    if artifact is None:
+        return
+    kind = artifact["artifact_kind"]
+    findings: Iterable[str] = ()
+    if kind == "ceilings":
+        findings = plausibility.ceilings(artifact)
+    elif kind == "correctness":
+        findings = plausibility.correctness(artifact)
+    elif kind == "timing":
+        checked = tree.found.get(tree.name(f"correctness/{artifact['kernel']}"))
+        quantum = tree.found.get(tree.name("ceilings"), {}).get("timer_quantum_ns")
+        findings = plausibility.timing(artifact, quantum, checked)
+    yield from _few(name, (f"{name}: {finding}" for finding in findings), f"; run `dvc repro {_target(name)}`.")
+
+
+def _few(name: str, findings: Iterable[str], end: str) -> Iterator[str]:
+    remaining = iter(findings)
+    yield from (finding + end for finding in islice(remaining, _SHOWN))
+    if more := sum(1 for _ in remaining):
+        yield f"{name}: {more} more findings of this kind."

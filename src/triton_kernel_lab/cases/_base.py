@@ -1,0 +1,157 @@
+"""What a case tells the lab about an operator."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from triton_kernel_lab.cases import KERNELS
+
+__all__ = [
+    "DTYPES",
+    "Bucket",
+    "Case",
+    "Cost",
+    "Dims",
+    "Outputs",
+    "Tensors",
+    "Variant",
+    "dtype_name",
+    "find",
+    "load",
+    "parse_shape",
+    "randn",
+    "shape_name",
+]
+
+Dims = tuple[int, ...]
+Tensors = tuple[torch.Tensor, ...]
+Outputs: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The least work of one call: each input read once, each output written once.
+
+    ``read`` and ``write`` are bytes by tensor; ``flop`` counts a fused
+    multiply-add as two; ``unit`` is the arithmetic that does them.
+    """
+
+    read: Mapping[str, int]
+    write: Mapping[str, int]
+    flop: int
+    unit: str
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way of calling an operator: inputs, the call, its eager form, its oracle.
+
+    ``inputs`` draws seeded random tensors; ``run``, ``eager`` and ``oracle``
+    take them in order. ``oracle`` computes in float64 and returns float64.
+    ``dims`` limits the variant to these shapes.
+    """
+
+    name: str
+    inputs: Callable[[Dims, torch.dtype, torch.Generator], Tensors]
+    run: Callable[..., Outputs]
+    eager: Callable[..., Outputs]
+    oracle: Callable[..., Outputs]
+    dims: tuple[Dims, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One line of a launch table to be tuned: what it covers, where it is timed, what is tried.
+
+    The line covers elements of up to ``itemsize`` bytes and shapes of up to
+    ``rows`` x ``columns`` (None: any); ``configs`` are timed at ``dims``.
+    """
+
+    itemsize: int
+    rows: int | None
+    columns: int | None
+    dims: Dims
+    configs: tuple[Mapping[str, int | str], ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """The yardstick of one operator.
+
+    ``variants[0]`` is the one that is timed; ``timed`` and ``checked`` are
+    shapes for a GPU, ``smoke`` those for the interpreter. ``library`` holds
+    torch's own operators for the same job by the name that tables print.
+    """
+
+    name: str
+    cli_name: str
+    axes: tuple[str, ...]
+    variants: tuple[Variant, ...]
+    cost: Callable[[Dims, torch.dtype], Cost]
+    timed: tuple[Dims, ...]
+    checked: tuple[Dims, ...]
+    smoke: tuple[Dims, ...]
+    timed_dtypes: tuple[str, ...] = ("float16", "bfloat16")
+    checked_dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
+    library: Mapping[str, Callable[..., Outputs]] = field(default_factory=dict)
+    buckets: tuple[Bucket, ...] = ()
+
+    def parse_dims(self, text: str) -> Dims:
+        """The dimensions that a shape such as ``128x1024`` names for this case."""
+        dims = parse_shape(text)
+        if len(dims) != len(self.axes):
+            raise ValueError(
+                f"{self.cli_name}: shape {text}: expected {'x'.join(self.axes)}, found {len(dims)} numbers."
+            )
+        return dims
+
+
+def load(kernel: str) -> Case:
+    """The case of a kernel in the registry."""
+    case: Case = importlib.import_module(f"triton_kernel_lab.cases.{kernel}").CASE
+    return case
+
+
+def find(name: str) -> Case:
+    """The case that a command line names, by registry name or command-line name."""
+    cases = [load(kernel) for kernel in KERNELS]
+    for case in cases:
+        if name in (case.name, case.cli_name):
+            return case
+    known = ", ".join(case.cli_name for case in cases)
+    raise ValueError(f"kernel {name}: expected one of {known}.")
+
+
+def parse_shape(text: str) -> Dims:
+    """The numbers of a shape such as ``128x1024``."""
+    parts = text.lower().split("x")
+    if not all(part.isascii() and part.isdigit() for part in parts) or 0 in (dims := tuple(map(int, parts))):
+        raise ValueError(f"shape {text}: expected positive whole numbers joined by x, such as 128x1024.")
+    return dims
+
+
+def shape_name(dims: Dims) -> str:
+    """The text of dimensions, such as ``128x1024``."""
+    return "x".join(map(str, dims))
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The text of a dtype, such as ``float16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def randn(
+    shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, *, mean: float = 0.0, scale: float = 1.0
+) -> torch.Tensor:
+    """Seeded normal numbers, drawn in fp32 on the generator's device and rounded to ``dtype``."""
+    values = torch.empty(shape, dtype=torch.float32, device=generator.device)
+    if math.prod(shape):
+        values.normal_(mean, scale, generator=generator)
+    return values.to(dtype)

@@ -1,0 +1,306 @@
+"""The command line. Each command imports what it needs, so that help costs no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from triton_kernel_lab.project import Project, ProjectError, find_project
+
+__all__ = ["app", "main"]
+
+OK, ERROR, FAILED, NOT_COMPARABLE = 0, 1, 2, 3
+
+app = typer.Typer(
+    name="triton-kernel-lab",
+    help="Triton kernels for LLM inference, checked and timed so that a stranger can believe it.",
+    no_args_is_help=False,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class CacheMode(StrEnum):
+    """Whether the L2 cache is swept before each sample."""
+
+    cold = "cold"
+    hot = "hot"
+
+
+KernelArgument = Annotated[str, typer.Argument(help="A kernel of the registry, such as rms_norm.")]
+LimitOption = Annotated[float, typer.Option("--max-regression-percent", help="How much larger a p50 may be.")]
+
+
+def _say(text: str) -> None:
+    typer.echo(text)
+
+
+@contextlib.contextmanager
+def _progress(title: str) -> Iterator[Callable[[str], None]]:
+    """A status line on a terminal; under CI and in pipes nothing moves."""
+    if not sys.stderr.isatty() or os.environ.get("CI"):
+        yield lambda line: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(title) as status:
+        yield lambda line: status.update(f"{title}: {line}")
+
+
+def _project() -> Project:
+    """The checkout; on runner ``cpu`` kernels run in Triton's interpreter."""
+    project = find_project()
+    if project.runner == "cpu":
+        # Read when Triton is first imported, which only happens after this.
+        os.environ["TRITON_INTERPRET"] = "1"
+    return project
+
+
+@app.callback(invoke_without_command=True)
+def bench(
+    context: typer.Context,
+    kernel: Annotated[list[str] | None, typer.Option(help="Kernel to measure; repeat for several.")] = None,
+    shape: Annotated[list[str] | None, typer.Option(help="Shape such as 128x1024; repeat for several.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="float16, bfloat16 or float32; repeat for several.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Where the JSON report goes.")] = None,
+    cache_mode: Annotated[CacheMode, typer.Option(help="cold sweeps the L2 before each sample.")] = CacheMode.cold,
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each candidate.")] = 500,
+    warmup_ms: Annotated[int, typer.Option(min=1, help="Milliseconds of the real loop before timing.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of inputs and order.")] = 20260,
+    baseline: Annotated[Path | None, typer.Option(help="Report or roofline.json to compare with.")] = None,
+    max_regression_percent: LimitOption = 10.0,
+) -> None:
+    """Without a command: check and time kernels on this GPU and write one report."""
+    if context.invoked_subcommand is not None:
+        return
+    if not (kernel or output or baseline):
+        _say(context.get_help())
+        return
+    from triton_kernel_lab import bench as quick
+    from triton_kernel_lab.analysis import gate
+
+    base = gate.load_baseline(baseline) if baseline else None
+    base_environment = gate.environment_beside(baseline, base) if baseline and base else None
+    request = quick.Request(
+        kernels=kernel or _kernels_of(base),
+        shapes=shape or [],
+        dtypes=dtype or ["float16", "bfloat16"],
+        cache_mode=cache_mode.value,
+        samples=samples,
+        warmup_ms=warmup_ms,
+        sweep_bytes=256 << 20,
+        seed=seed,
+    )
+    with _progress("measuring") as log:
+        report = quick.run(request, _root(), log)
+    _say(quick.render(report))
+    if output:
+        quick.write(output, report)
+        _say(f"wrote {output}")
+    if base:
+        # A run that was narrowed on the command line leaves out the rest of the baseline; a full one misses it.
+        narrowed = bool(kernel or shape or dtype)
+        asked = {(case["kernel"], case["shape"], case["dtype"]) for case in report["cases"]} if narrowed else None
+        verdict = gate.compare(
+            base,
+            report,
+            max_regression_percent,
+            base_environment=base_environment,
+            origin=str(baseline),
+            asked=asked,
+        )
+        _say(gate.render(verdict))
+        raise typer.Exit(gate.exit_code(verdict))
+
+
+def _root() -> Path:
+    """The checkout, or the working directory of an installed package outside one."""
+    with contextlib.suppress(ProjectError):
+        return find_project().root
+    return Path.cwd()
+
+
+def _kernels_of(base: dict[str, Any] | None) -> list[str]:
+    """The kernels of a baseline, or all of the registry."""
+    from triton_kernel_lab.project import kernel_names
+
+    if base is None:
+        return kernel_names()
+    rows = base["cases"] if base["artifact_kind"] == "report" else base["cells"]
+    return sorted({row["kernel"] for row in rows})
+
+
+@app.command()
+def env() -> None:
+    """Print the device and the software that would measure."""
+    import json
+
+    import torch
+
+    from triton_kernel_lab.lab.environment import probe
+
+    device = torch.cuda.current_device() if torch.cuda.device_count() else None
+    _say(json.dumps(probe(device=device), indent=2))
+
+
+@app.command()
+def environment() -> None:
+    """Stage: write environment.json, or refuse a machine that is not the runner."""
+    project = _project()
+    from triton_kernel_lab.lab import environment as stage
+
+    stage.run(project)
+
+
+@app.command()
+def ceilings() -> None:
+    """Stage: measure ladders, floors and matmul rates."""
+    project = _project()
+    from triton_kernel_lab.lab import ceilings as stage
+
+    with _progress("ceilings") as log:
+        stage.run(project, log)
+
+
+@app.command()
+def correctness(kernel: KernelArgument) -> None:
+    """Stage: check one kernel against its float64 oracle; exit 2 if it is wrong."""
+    project = _project()
+    from triton_kernel_lab.lab import correctness as stage
+
+    with _progress("correctness") as log:
+        stage.run(project, _known(kernel), log)
+
+
+@app.command()
+def timing(kernel: KernelArgument) -> None:
+    """Stage: time one kernel that passed its correctness stage."""
+    project = _project()
+    from triton_kernel_lab.lab import timing as stage
+
+    with _progress("timing") as log:
+        stage.run(project, _known(kernel), log)
+
+
+@app.command()
+def tune(kernel: KernelArgument) -> None:
+    """Measure launch configurations on this GPU and write the kernel's launch table."""
+    project = _project()
+    from triton_kernel_lab.lab import tune as stage
+
+    _say(f"wrote {stage.run(project, _known(kernel), _say)}")
+
+
+@app.command()
+def roofline() -> None:
+    """Stage: derive statistics, attainable times and speedups from raw samples."""
+    from triton_kernel_lab.analysis import roofline as stage
+
+    stage.run(find_project())
+
+
+@app.command()
+def figures() -> None:
+    """Stage: draw the latency figure."""
+    from triton_kernel_lab.report import figures as stage
+
+    stage.run(find_project())
+
+
+@app.command()
+def tables() -> None:
+    """Stage: write results.md and metrics.json."""
+    from triton_kernel_lab.report import tables as stage
+
+    stage.run(find_project())
+
+
+@app.command()
+def readme() -> None:
+    """Put the result tables between the README's markers."""
+    from triton_kernel_lab.report import readme as stage
+
+    stage.run(find_project())
+
+
+@app.command()
+def verify() -> None:
+    """Recompute everything derived and check the chain of digests; exit 1 on the first break."""
+    from triton_kernel_lab.analysis import verify as stage
+
+    project = find_project()
+    broken = stage.run(project)
+    for line in broken:
+        typer.echo(f"broken: {line}", err=True)
+    if broken:
+        raise typer.Exit(ERROR)
+    _say(f"sound: every artifact, digest, derived figure and table cell of runner {project.runner}")
+
+
+@app.command()
+def gate(
+    base: Annotated[str | None, typer.Option(help="Revision to compare with; default: the previous one.")] = None,
+    max_regression_percent: LimitOption = 10.0,
+    output: Annotated[Path | None, typer.Option(help="Where the JSON verdict goes.")] = None,
+) -> None:
+    """Compare the tracked results with those of the previous commit."""
+    from triton_kernel_lab import artifacts
+    from triton_kernel_lab.analysis import gate as stage
+
+    verdict, code = stage.run(find_project(), base, max_regression_percent)
+    _say(stage.render(verdict))
+    if output:
+        artifacts.write(output, verdict)
+    raise typer.Exit(code)
+
+
+@app.command()
+def rehearse() -> None:
+    """Run the pipeline as runner cpu in a scratch copy, and re-derive the published report."""
+    from triton_kernel_lab import rehearsal
+
+    rehearsed, published = rehearsal.run(find_project())
+    _say(f"rehearsed report: {rehearsed}")
+    _say(f"published report: {published}")
+
+
+def _known(kernel: str) -> str:
+    from triton_kernel_lab.project import kernel_names
+
+    names = kernel_names()
+    if kernel not in names:
+        raise ValueError(f"kernel {kernel}: expected one of {', '.join(names)}.")
+    return kernel
+
+
+def _exit_code(error: Exception) -> int:
+    """2 for a wrong kernel, 3 for what cannot be compared, else 1; by class name, to import neither torch nor SciPy."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if "CorrectnessError" in kinds or getattr(error, "exit_code", 0) == FAILED:
+        return FAILED
+    return NOT_COMPARABLE if kinds & {"NotComparableError", "RevisionError"} else ERROR
+
+
+def main() -> None:
+    """Run the command line; a known error is one sentence on standard error."""
+    try:
+        app()
+    except Exception as error:
+        # An error of the project's own, or of its input, is one sentence; anything else is a crash and shows where.
+        ours = type(error).__module__.startswith("triton_kernel_lab")
+        if not (ours or isinstance(error, ValueError | OSError)):
+            raise
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(_exit_code(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Everything that touches a device to measure it."""

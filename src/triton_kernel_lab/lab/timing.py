@@ -1,0 +1,146 @@
+"""Stage ``timing``: raw samples of one kernel from several fresh processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from triton_kernel_lab import __version__, artifacts, revisions
+from triton_kernel_lab.cases._base import DTYPES, Case, Cost, Dims, load
+from triton_kernel_lab.lab.worker import INPUT_SETS
+from triton_kernel_lab.project import MeasureParams, Project
+from triton_kernel_lab.sources import stage_digest
+
+__all__ = ["MeasurementError", "cost_record", "measure", "run"]
+
+Cells = Iterable[tuple[Dims, str]]
+
+
+class MeasurementError(RuntimeError):
+    """A measuring process failed; the old artifact stays."""
+
+
+def cost_record(cost: Cost) -> dict[str, Any]:
+    """A cost as an artifact keeps it."""
+    return {
+        "read": [{"name": name, "bytes": size} for name, size in cost.read.items()],
+        "write": [{"name": name, "bytes": size} for name, size in cost.write.items()],
+        "flop": cost.flop,
+        "unit": cost.unit,
+    }
+
+
+def _one_process(plan: Mapping[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        plan_path, output = Path(folder, "plan.json"), Path(folder, "raw.json")
+        plan_path.write_text(json.dumps(plan), encoding="utf-8")
+        command = [sys.executable, "-m", "triton_kernel_lab.lab.worker", str(plan_path), str(output)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            for line in process.stdout:
+                progress(line.strip())
+            errors = process.stderr.read()
+        if process.returncode:
+            last = errors.strip().splitlines()[-1] if errors.strip() else f"exit code {process.returncode}"
+            raise MeasurementError(f"timing of {plan['kernel']}: process {plan['index']} failed: {last}\n{errors}")
+        result: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+        return result
+
+
+def _merge(cells: list[dict[str, Any]], fresh: list[dict[str, Any]], index: int) -> None:
+    """Add one process's runs to the cells; a candidate that failed in any process has failed."""
+    for cell in fresh:
+        for candidate in cell["candidates"]:
+            candidate["runs"] = [{"process": index, **run} for run in candidate["runs"]]
+    if not cells:
+        cells.extend(fresh)
+        return
+    for cell, more in zip(cells, fresh, strict=True):
+        for candidate, other in zip(cell["candidates"], more["candidates"], strict=True):
+            candidate["runs"] += other["runs"]
+            if candidate["status"] == "ok" != other["status"]:
+                candidate |= {"status": other["status"], "reason": f"process {index}: {other['reason']}"}
+
+
+def measure(
+    case: Case, cells: Cells, params: MeasureParams, progress: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
+    """Time cells in ``params.processes`` fresh processes, one after the other.
+
+    Returns the ``protocol``, ``processes`` and ``cells`` of a timing artifact.
+
+    Raises:
+        MeasurementError: a process failed.
+    """
+    cells = list(cells)
+    wanted = [{"dims": list(dims), "dtype": dtype} for dims, dtype in cells]
+    measured: list[dict[str, Any]] = []
+    processes = []
+    for index in range(params.processes):
+        plan = {
+            "kernel": case.name,
+            "index": index,
+            # Far apart: within a process the seed counts up over the input sets.
+            "seed": params.seed + 1000 * index,
+            "cells": wanted,
+            "samples": dict(params.samples),
+            "sweep_bytes": params.sweep_bytes,
+            "warmup_ms": params.warmup_ms,
+        }
+        result = _one_process(plan, progress)
+        processes.append(result["process"])
+        _merge(measured, result["cells"], index)
+    for cell, (dims, dtype) in zip(measured, cells, strict=True):
+        cell["cost"] = cost_record(case.cost(dims, DTYPES[dtype]))
+    protocol = {"sweep_bytes": params.sweep_bytes, "input_sets": INPUT_SETS, "samples": dict(params.samples)}
+    return {"protocol": protocol, "processes": processes, "cells": measured}
+
+
+def run(project: Project, kernel: str, progress: Callable[[str], None] = lambda line: None) -> None:
+    """Time a kernel that passed its correctness stage and write timing/<kernel>.json.
+
+    On runner ``cpu`` nothing is timed and the artifact says so.
+    """
+    correctness = project.artifacts / "correctness" / f"{kernel}.json"
+    mend = f"dvc repro correctness@{kernel}"
+    if not artifacts.read(correctness, "correctness", mend=mend)["passed"]:
+        raise MeasurementError(
+            f"timing of {kernel}: {correctness}: $.passed is false, and a wrong kernel is not timed."
+        )
+    case = load(kernel)
+    git = revisions.producer_git(project.root)
+    if project.runner == "cpu":
+        nothing = {"sweep_bytes": 0, "input_sets": 0, "samples": {}}
+        body: dict[str, Any] = {"protocol": nothing, "processes": [], "cells": []}
+        body |= {"status": "not_measured", "reason": "no CUDA device", "claim_kind": "exploratory"}
+    else:
+        cells = [(dims, dtype) for dims in case.timed for dtype in case.timed_dtypes]
+        claim = "exploratory" if git["git_tree_dirty"] else "measured"
+        body = measure(case, cells, project.measure, progress)
+        body |= {"status": "measured", "reason": None, "claim_kind": claim}
+    artifacts.write(
+        project.artifacts / "timing" / f"{kernel}.json",
+        {
+            "artifact_kind": "timing",
+            "schema_version": 1,
+            "producer": {
+                "package": "triton-kernel-lab",
+                "version": __version__,
+                "source_sha256": stage_digest(project.root, "timing", kernel),
+                **git,
+            },
+            "inputs": [
+                artifacts.input_record(project.root, correctness),
+                artifacts.input_record(project.root, project.artifacts / "environment.json"),
+            ],
+            "runner": project.runner,
+            "kernel": kernel,
+            **body,
+        },
+    )

@@ -1,0 +1,1 @@
+"""The operators: one a file, Triton kernel, launcher and torch.library op."""

@@ -1,0 +1,55 @@
+"""Checks that every operator makes of its arguments, in one wording."""
+
+from __future__ import annotations
+
+import torch
+
+from triton_kernel_lab import routing
+from triton_kernel_lab.ops._triton import HAS_TRITON, INTERPRET
+
+__all__ = ["FLOATS", "expect", "expect_alike", "expect_float", "note_autograd", "served_by_triton", "wants_grad"]
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def expect(condition: bool, operator: str, argument: str, expected: str, found: object) -> None:
+    """Raise ValueError naming operator, argument, expected and found."""
+    if not condition:
+        raise ValueError(f"{operator}: {argument}: expected {expected}, got {found}.")
+
+
+def expect_float(operator: str, argument: str, x: torch.Tensor) -> None:
+    """Raise TypeError unless ``x`` is a real floating-point tensor."""
+    if not x.is_floating_point():
+        raise TypeError(f"{operator}: {argument}: expected a floating-point tensor, got {x.dtype}.")
+
+
+def expect_alike(operator: str, argument: str, x: torch.Tensor, other: str, y: torch.Tensor) -> None:
+    """Raise ValueError unless both tensors are on one device."""
+    expect(x.device == y.device, operator, argument, f"the device of {other}, {y.device}", x.device)
+
+
+def wants_grad(*tensors: torch.Tensor | None) -> bool:
+    """Whether autograd would record an operator of these tensors."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def served_by_triton(operator: str, x: torch.Tensor, *others: torch.Tensor | None) -> bool:
+    """Whether the Triton kernel takes these tensors; a fallback is recorded if not."""
+    dtypes = {tensor.dtype for tensor in (x, *others) if tensor is not None}
+    if not HAS_TRITON:
+        routing.fallback(operator, "import", "Triton is not installed")
+    elif not (x.is_cuda or (INTERPRET and x.device.type == "cpu")):
+        routing.fallback(operator, "device", f"tensors are on {x.device.type}, not on a CUDA device")
+    elif not dtypes <= set(FLOATS):
+        names = ", ".join(sorted(str(dtype) for dtype in dtypes - set(FLOATS)))
+        routing.fallback(operator, "inputs", f"the kernel takes float16, bfloat16 and float32, not {names}")
+    else:
+        return True
+    return False
+
+
+def note_autograd(operator: str) -> None:
+    """Record that the reference serves a call because a gradient is wanted."""
+    if not torch.compiler.is_compiling():
+        routing.fallback(operator, "autograd", "a gradient is wanted, and the kernel has only a forward pass")

@@ -1,0 +1,216 @@
+"""Launching a kernel at the cost of one C call.
+
+``kernel[grid](...)`` binds and hashes its arguments anew on each call, which
+costs more than a small kernel runs. A plan does that once per signature; later
+calls of the signature go straight to the compiled launcher. The signature that
+a plan is stored under must therefore hold all that Triton specialises on:
+dtypes, pointer alignment, and the value of each integer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from triton_kernel_lab.ops._triton import INTERPRET, triton
+
+__all__ = [
+    "Launch",
+    "PlanCache",
+    "architecture",
+    "bind",
+    "choose",
+    "forced",
+    "forget_plans",
+    "launches",
+    "plain",
+    "restore",
+    "snapshot",
+]
+
+Config = Mapping[str, Any]
+_PLAN_LIMIT = 4096
+_caches: list[PlanCache] = []
+_launches: deque[Launch] = deque(maxlen=256)
+_forced: list[Config] = []
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+class PlanCache(dict[Any, Any]):
+    """Plans by signature; emptied when full, so that no stream of shapes fills memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _caches.append(self)
+
+    def keep(self, key: Any, plan: Any) -> Any:
+        """Store a plan and return it."""
+        if len(self) >= _PLAN_LIMIT:
+            self.clear()
+        self[key] = plan
+        return plan
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A compiled kernel with the configuration that it was bound with."""
+
+    kernel: str
+    config: Config
+    registers: int
+    spills: int
+    shared_bytes: int
+    cubin_sha256: str
+
+
+def launches() -> list[Launch]:
+    """The kernels bound since ``forget_plans``, oldest first."""
+    return list(_launches)
+
+
+def forget_plans() -> None:
+    """Drop every plan, so that the next call of each operator binds again."""
+    for cache in _caches:
+        cache.clear()
+    _launches.clear()
+
+
+def snapshot() -> list[dict[Any, Any]]:
+    """The plans of every operator, to put back with ``restore``."""
+    return [dict(cache) for cache in _caches]
+
+
+def restore(plans: list[dict[Any, Any]]) -> None:
+    """Make the plans of a snapshot the current ones."""
+    for cache, kept in zip(_caches, plans, strict=True):
+        cache.clear()
+        cache.update(kept)
+
+
+@contextlib.contextmanager
+def forced(config: Config) -> Iterator[None]:
+    """Within the context, bind with ``config`` whatever the launch tables say."""
+    forget_plans()
+    _forced.append(config)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+def plain(x: torch.Tensor) -> bool:
+    """Whether ``x`` is an ordinary tensor, not a fake, functional or wrapped one."""
+    return type(x) in _PLAIN_TYPES
+
+
+@functools.cache
+def architecture(device: int) -> str:
+    """The key of a launch table for a CUDA device, or for the interpreter."""
+    if INTERPRET:
+        return "interpreter"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+@functools.cache
+def _table(kernel: str) -> dict[str, list[dict[str, Any]]]:
+    path = Path(__file__).parent / "launch" / f"{kernel}.json"
+    table: dict[str, list[dict[str, Any]]] = json.loads(path.read_text(encoding="utf-8"))["architectures"]
+    return table
+
+
+def _nearest(table: Mapping[str, Any], arch: str) -> str:
+    """An architecture without measured entries takes those of the closest older one."""
+    if arch in table:
+        return arch
+    known = sorted((name for name in table if name != "interpreter"), key=lambda name: int(name[3:]))
+    older = [name for name in known if int(name[3:]) <= int(arch[3:])]
+    return older[-1] if older else known[0]
+
+
+def choose(kernel: str, arch: str, *, itemsize: int, rows: int, columns: int) -> Config:
+    """The launch configuration of a shape: the first entry of the table that covers it."""
+    if _forced:
+        return _forced[-1]
+    table = _table(kernel)
+    for entry in table[_nearest(table, arch)]:
+        if (
+            itemsize <= entry["max_itemsize"]
+            and rows <= (entry["max_rows"] or rows)
+            and columns <= (entry["max_columns"] or columns)
+        ):
+            config: Config = entry["config"]
+            return config
+    raise LookupError(f"launch table {kernel}: no entry for {arch} with {itemsize} bytes, {rows} x {columns}.")
+
+
+def bind(
+    kernel: Any,
+    grid: Sequence[int],
+    tensors: Sequence[torch.Tensor],
+    scalars: Sequence[int | float],
+    constants: Mapping[str, Any],
+    *,
+    config: Config,
+    num_warps: int,
+) -> Callable[..., None]:
+    """Compile ``kernel`` for a signature and return its launcher.
+
+    Args:
+        kernel: a ``triton.jit`` function whose parameters are the tensors, then
+            the scalars, then the constexprs, in this order.
+        grid: programs along up to three axes.
+        tensors: representative tensors; later ones must agree in dtype,
+            device and 16-byte alignment.
+        scalars: the integers and floats of every later call.
+        constants: the constexprs by name.
+        config: what the launch table chose, kept for the record.
+        num_warps: warps a program.
+
+    Returns:
+        A function that takes the tensors and launches on the current stream.
+    """
+    if INTERPRET:
+        return lambda *tensors: kernel[tuple(grid)](*tensors, *scalars, **constants)
+    names = kernel.arg_names[len(tensors) + len(scalars) :]
+    assert set(names) == set(constants), (names, constants)
+    device = tensors[0].get_device()
+    with torch.cuda.device(device):
+        compiled = kernel.warmup(*tensors, *scalars, **constants, grid=tuple(grid), num_warps=num_warps)
+        run = compiled.run
+    _launches.append(_describe(kernel, compiled, config))
+    stream = triton.runtime.driver.active.get_current_stream
+    function, packed = compiled.function, compiled.packed_metadata
+    x, y, z = (*grid, 1, 1)[:3]
+    tail = (*scalars, *(constants[name] for name in names))
+    current_device = torch.cuda.current_device
+
+    def launch(*tensors: torch.Tensor) -> None:
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        if current_device() == device:
+            run(x, y, z, stream(device), function, packed, None, None, None, *pointers, *tail)
+            return
+        with torch.cuda.device(device):
+            run(x, y, z, stream(device), function, packed, None, None, None, *pointers, *tail)
+
+    return launch
+
+
+def _describe(kernel: Any, compiled: Any, config: Config) -> Launch:
+    return Launch(
+        kernel=kernel.fn.__name__,
+        config=dict(config),
+        registers=compiled.n_regs,
+        spills=compiled.n_spills,
+        shared_bytes=compiled.metadata.shared,
+        cubin_sha256=hashlib.sha256(compiled.asm["cubin"]).hexdigest(),
+    )

@@ -1,0 +1,291 @@
+"""RMSNorm: y = x / sqrt(mean(x^2) + eps) * weight over the last dimension.
+
+Formula: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019,
+arXiv:1910.07467, equation 4.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from triton_kernel_lab.ops import _checks, _launch
+from triton_kernel_lab.ops._rows import row_count, row_layout
+from triton_kernel_lab.ops._triton import INTERPRET, tl, triton
+
+__all__ = ["rms_norm", "rms_norm_reference"]
+
+NAME = "rms_norm"
+CASTINGS = ("llama", "gemma")
+
+
+@triton.jit
+def _scale(
+    x,
+    rstd,
+    weight,
+    offset,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
+    LLAMA: tl.constexpr,
+    dtype: tl.constexpr,
+):
+    """Normalise fp32 ``x`` and apply the weight, rounding where the casting says."""
+    y = x * rstd
+    if LLAMA:
+        y = y.to(dtype).to(tl.float32)
+    if HAS_WEIGHT:
+        w = weight.to(tl.float32)
+        # Without an offset the compiler sees a product of two 16-bit values and uses the packed multiply.
+        if HAS_OFFSET:
+            w += offset
+        y = y * w
+    return y.to(dtype)
+
+
+@triton.jit
+def _rows_kernel(
+    x_ptr,
+    w_ptr,
+    y_ptr,
+    rows,
+    inner,
+    outer_stride,
+    inner_stride,
+    eps,
+    offset,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
+    LLAMA: tl.constexpr,
+):
+    """ROWS whole rows a program, each read once into registers."""
+    # int64: row * stride passes 2^31 long before memory runs out.
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < N
+    mask = (row < rows)[:, None] & inside[None, :]
+    start = row // inner * outer_stride + row % inner * inner_stride
+    x = tl.load(x_ptr + start[:, None] + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    # Asked for before the reduction, so that its latency hides behind it.
+    w = tl.load(w_ptr + columns, mask=inside, other=0.0) if HAS_WEIGHT else columns
+    rstd = tl.rsqrt(tl.sum(x * x, 1) / N + eps)
+    y = _scale(x, rstd[:, None], w[None, :], offset, HAS_WEIGHT, HAS_OFFSET, LLAMA, y_ptr.dtype.element_ty)
+    tl.store(y_ptr + row[:, None] * N + columns[None, :], y, mask=mask)
+
+
+@triton.jit
+def _streamed_kernel(
+    x_ptr,
+    w_ptr,
+    y_ptr,
+    inner,
+    outer_stride,
+    inner_stride,
+    eps,
+    offset,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HELD: tl.constexpr,
+    PACK: tl.constexpr,
+    STREAM_STORES: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_OFFSET: tl.constexpr,
+    LLAMA: tl.constexpr,
+):
+    """One row a program in chunks of BLOCK, read twice; its first HELD elements stay in registers.
+
+    The second read of a chunk hits the L2 cache, so DRAM sees one. Holding part
+    of the row takes that much from the L2's traffic, which binds on long rows.
+    """
+    dtype: tl.constexpr = y_ptr.dtype.element_ty
+    # Chunks that fill the row need no mask.
+    EVEN: tl.constexpr = (N - HELD) % BLOCK == 0
+    row = tl.program_id(0).to(tl.int64)
+    x_row = x_ptr + row // inner * outer_stride + row % inner * inner_stride
+    y_row = y_ptr + row * N
+    columns = tl.arange(0, BLOCK)
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for start in tl.range(HELD, N, BLOCK, num_stages=1):
+        c = start + columns
+        inside = (c < N) | EVEN
+        x = tl.load(x_row + c, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        squares += x * x
+    if HELD > 0:
+        # Before the first reduction: no load moves up across its barrier.
+        first = tl.arange(0, HELD)
+        held = tl.load(x_row + first, eviction_policy="evict_first")
+        wide = held.to(tl.float32)
+        total = tl.sum(squares, 0) + tl.sum(wide * wide, 0)
+    else:
+        total = tl.sum(squares, 0)
+    rstd = tl.rsqrt(total / N + eps)
+    for start in tl.range(HELD, N, BLOCK, num_stages=1):
+        c = start + columns
+        inside = (c < N) | EVEN
+        x = tl.load(x_row + c, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        w = tl.load(w_ptr + c, mask=inside, other=0.0) if HAS_WEIGHT else c
+        y = _scale(x, rstd, w, offset, HAS_WEIGHT, HAS_OFFSET, LLAMA, dtype)
+        if STREAM_STORES:
+            tl.store(y_row + c, y, mask=inside, cache_modifier=".cs")
+        else:
+            tl.store(y_row + c, y, mask=inside)
+    if HELD > 0:
+        if PACK > 0:
+            # An opaque copy. Without it the compiler keeps the fp32 values of the
+            # first pass alive instead of the 16-bit ones: twice the registers, and spills.
+            held = tl.inline_asm_elementwise(
+                "mov.b32 $0, $1;", "=r,r", [held], dtype=held.dtype, is_pure=False, pack=PACK
+            )
+        w = tl.load(w_ptr + first) if HAS_WEIGHT else first
+        y = _scale(held.to(tl.float32), rstd, w, offset, HAS_WEIGHT, HAS_OFFSET, LLAMA, dtype)
+        tl.store(y_row + first, y, cache_modifier=".cs")
+
+
+def rms_norm_reference(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    casting: str = "llama",
+    offset: float = 0.0,
+) -> torch.Tensor:
+    """The differentiable PyTorch form of ``rms_norm``; fp64 inputs are computed in fp64."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if casting == "llama":
+        y = y.to(x.dtype)
+    if weight is not None:
+        scale = weight.to(wide.dtype) + offset
+        y = y.to(wide.dtype) * scale
+    return y.to(x.dtype)
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor | None, eps: float, casting: str) -> None:
+    _checks.expect_float(NAME, "x", x)
+    _checks.expect(x.ndim >= 1, NAME, "x", "at least one dimension", "a scalar")
+    _checks.expect(casting in CASTINGS, NAME, "casting", f"one of {CASTINGS}", repr(casting))
+    _checks.expect(eps >= 0, NAME, "eps", "a number that is not negative", eps)
+    if weight is not None:
+        _checks.expect_float(NAME, "weight", weight)
+        _checks.expect(
+            weight.shape == x.shape[-1:], NAME, "weight", f"shape {tuple(x.shape[-1:])}", tuple(weight.shape)
+        )
+        _checks.expect_alike(NAME, "weight", weight, "x", x)
+
+
+_plans = _launch.PlanCache()
+
+
+def _plan(x: torch.Tensor, weight: torch.Tensor | None, eps: float, casting: str, offset: float) -> Any:
+    """What to do with every call of this signature: a function of x and weight."""
+    _check(x, weight, eps, casting)
+    if not _checks.served_by_triton(NAME, x, weight):
+        return lambda x, weight: rms_norm_reference(x, weight, eps, casting=casting, offset=offset)
+    # An empty tensor counts as contiguous whatever its strides, so it must leave first.
+    if x.numel() == 0:
+        return lambda x, weight: x.new_empty(x.shape)
+    layout, rows, columns = row_layout(x), row_count(x), x.shape[-1]
+    if layout is None or (weight is not None and columns > 1 and weight.stride(0) != 1):
+        return lambda x, weight: _forward(
+            x if layout else x.contiguous(), weight if weight is None else weight.contiguous(), eps, casting, offset
+        )
+    arch = _launch.architecture(x.get_device())
+    config = _launch.choose(NAME, arch, itemsize=x.element_size(), rows=rows, columns=columns)
+    out = x.new_empty(x.shape)
+    tensors = (x, x if weight is None else weight, out)
+    scalars: tuple[float, ...] = (*layout, float(eps), float(offset))
+    constants = {"N": columns, "HAS_WEIGHT": weight is not None, "HAS_OFFSET": offset != 0, "LLAMA": casting == "llama"}
+    if config["kernel"] == "rows":
+        constants |= {"BLOCK": triton.next_power_of_2(columns), "ROWS": config["rows"]}
+        kernel, grid, scalars = _rows_kernel, (math.ceil(rows / config["rows"]),), (rows, *scalars)
+    else:
+        held = config["held"] if config["held"] < columns else 0
+        pack = 0 if INTERPRET else 4 // x.element_size()
+        constants |= {"BLOCK": config["block"], "HELD": held, "PACK": pack, "STREAM_STORES": config["stream_stores"]}
+        kernel, grid = _streamed_kernel, (rows,)
+    launch = _launch.bind(kernel, grid, tensors, scalars, constants, config=config, num_warps=config["num_warps"])
+    contiguous = x.is_contiguous()
+
+    def run(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        # empty_like costs half of new_empty on the host.
+        out = torch.empty_like(x) if contiguous else x.new_empty(x.shape)
+        launch(x, x if weight is None else weight, out)
+        return out
+
+    return run
+
+
+def _forward(x: torch.Tensor, weight: torch.Tensor | None, eps: float, casting: str, offset: float) -> torch.Tensor:
+    key: tuple[Any, ...]
+    if weight is None:
+        key = (x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15, None, eps, casting, offset)
+    else:
+        aligned = (x.data_ptr() & 15, weight.data_ptr() & 15)
+        signature = (weight.dtype, weight.shape, weight.stride(), weight.device)
+        key = (x.dtype, x.shape, x.stride(), x.device, aligned, signature, eps, casting, offset)
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _plans.keep(key, _plan(x, weight, eps, casting, offset))
+    result: torch.Tensor = plan(x, weight)
+    return result
+
+
+@torch.library.custom_op("triton_kernel_lab::rms_norm", mutates_args=())
+def _rms_norm_op(x: torch.Tensor, weight: torch.Tensor | None, eps: float, casting: str, offset: float) -> torch.Tensor:
+    return _forward(x, weight, eps, casting, offset)
+
+
+@_rms_norm_op.register_fake
+def _(x: torch.Tensor, weight: torch.Tensor | None, eps: float, casting: str, offset: float) -> torch.Tensor:
+    _check(x, weight, eps, casting)
+    return x.new_empty(x.shape)
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    casting: str = "llama",
+    offset: float = 0.0,
+) -> torch.Tensor:
+    """Root-mean-square normalisation over the last dimension.
+
+    ``y = x / sqrt(mean(x^2) + eps) * (weight + offset)``, Zhang and Sennrich
+    2019, equation 4. The mean is taken in fp32; x^2 beyond the fp32 range
+    (|x| > 1.8e19) gives rows of zeros, as in PyTorch.
+
+    Args:
+        x: float16, bfloat16 or float32 [..., N] with any strides. Rows that lie
+            at two strides are read in place; other layouts are copied first.
+        weight: [N] of any floating dtype, or None for no weight.
+        eps: added to the mean of squares, dimensionless.
+        casting: "llama" rounds the normalised value to x's dtype before the
+            weight multiplies it, as Llama's RMSNorm does; "gemma" rounds once,
+            at the end.
+        offset: added to the weight in fp32; Gemma's checkpoints want 1.0.
+
+    Returns:
+        A contiguous tensor with the shape and dtype of x. When a gradient is
+        wanted the differentiable PyTorch form computes it.
+
+    Raises:
+        TypeError: x or weight is not floating-point.
+        ValueError: the shape of weight is not [N], the devices differ, casting
+            is unknown or eps is negative.
+        triton_kernel_lab.routing.FallbackError: strict mode, and Triton does
+            not serve the call.
+    """
+    if _checks.wants_grad(x, weight):
+        _check(x, weight, eps, casting)
+        _checks.note_autograd(NAME)
+        return rms_norm_reference(x, weight, eps, casting=casting, offset=offset)
+    if torch.compiler.is_compiling() or not _launch.plain(x) or x.is_meta:
+        result: torch.Tensor = _rms_norm_op(x, weight, eps, casting, offset)
+        return result
+    return _forward(x, weight, eps, casting, offset)

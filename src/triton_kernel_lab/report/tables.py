@@ -1,0 +1,73 @@
+"""results.md and metrics.json of a runner, from its roofline and correctness."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from triton_kernel_lab import artifacts
+from triton_kernel_lab.analysis.inputs import read_each, read_one
+from triton_kernel_lab.artifacts import Artifact
+from triton_kernel_lab.project import Project
+from triton_kernel_lab.report import sections
+from triton_kernel_lab.report.labels import conditions, find
+
+__all__ = ["metrics", "render", "run"]
+
+
+def run(project: Project) -> None:
+    """Write ``reports/<runner>/results.md`` and ``reports/<runner>/metrics.json``."""
+    environment, roofline = read_one(project, "environment"), read_one(project, "roofline")
+    text = render(environment, roofline, read_each(project, "correctness"))
+    artifacts.write_text(project.reports / "results.md", text)
+    artifacts.write_text(project.reports / "metrics.json", artifacts.dumps(metrics(roofline)))
+
+
+def render(environment: Artifact, roofline: Artifact, correctness: Mapping[str, Artifact]) -> str:
+    """The whole of results.md; ``correctness`` holds one artifact a kernel. Pure."""
+    device = environment["device"]
+    parts = [f"# Results: {device['name'] if device else environment['runner']}", conditions(environment, roofline)]
+    for kernel, checked in correctness.items():
+        parts += [f"## {kernel}", *_kernel(roofline, kernel), sections.correctness(checked)]
+    parts += ["## Conditions", sections.environment(environment)]
+    if roofline["ceilings"]:
+        parts.append(sections.ceilings(roofline["ceilings"]))
+    parts += [sections.unpublished(roofline), _chain(environment, roofline, correctness)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _kernel(roofline: Artifact, kernel: str) -> list[str]:
+    if roofline["status"] != "measured":
+        return [f"Timing not measured: {roofline['reason'] or 'no reason given'}."]
+    return [section(roofline, kernel) for section in (sections.results, sections.tails, sections.regimes)]
+
+
+def _chain(environment: Artifact, roofline: Artifact, correctness: Mapping[str, Artifact]) -> str:
+    """The digests that tie the tables to the artifacts they were made from."""
+    folder = f"artifacts/{roofline['runner']}"
+    made_from = {f"{folder}/environment.json": environment, f"{folder}/roofline.json": roofline}
+    made_from |= {f"{folder}/correctness/{kernel}.json": checked for kernel, checked in correctness.items()}
+    lines = [f"- `{path}` sha256 `{_digest(artifact)}`" for path, artifact in made_from.items()]
+    return "\n".join(["### Made from", "", *lines])
+
+
+def _digest(artifact: Artifact) -> str:
+    return hashlib.sha256(artifacts.dumps(artifact).encode()).hexdigest()
+
+
+def metrics(roofline: Artifact) -> dict[str, dict[str, dict[str, Any]]]:
+    """``{kernel: {"shape dtype regime": {p50_ns, speedup_over_...}}}`` for `dvc metrics`.
+
+    A figure that does not exist has no key: DVC compares numbers only.
+    """
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for cell in roofline["cells"]:
+        stats = (find(cell, "triton") or {}).get("stats")
+        values = {"p50_ns": stats["p50_ns"] if stats else None}
+        values |= {
+            f"speedup_over_{rival}": cell[f"speedup_over_{rival}"] for rival in ("torch_compile", "eager", "best")
+        }
+        case = f"{cell['shape']} {cell['dtype']} {cell['regime']}"
+        found.setdefault(cell["kernel"], {})[case] = {k: v for k, v in values.items() if v is not None}
+    return found

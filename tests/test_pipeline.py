@@ -1,0 +1,234 @@
+"""dvc.yaml says what the code does: stages, sources, artifacts read, outputs; DVC runs it so."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import synthetic
+import yaml
+
+from triton_kernel_lab.analysis import roofline
+from triton_kernel_lab.project import Project, find_project, kernel_names
+from triton_kernel_lab.report import figures, readme, tables
+from triton_kernel_lab.sources import STAGES, stage_sources
+
+ROOT = Path(__file__).parents[1]
+PIPELINE: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
+KERNELS = kernel_names(ROOT)
+REGISTRY = "src/triton_kernel_lab/cases/__init__.py"
+PURE: dict[str, Callable[[Project], None]] = {
+    "roofline": roofline.run,
+    "figures": figures.run,
+    "tables": tables.run,
+    "readme": readme.run,
+}
+RUNS = [
+    pytest.param(stage, kernel, id=f"{stage}@{kernel}" if kernel else stage)
+    for stage, entries in STAGES.items()
+    for kernel in (KERNELS if any("{kernel}" in entry for entry in entries) else [None])
+]
+
+
+def fill(text: str, kernel: str | None, runner: str = "RUNNER") -> str:
+    return text.replace("${item.kernel}", str(kernel)).replace("${runner}", runner)
+
+
+def deps(stage: str, kernel: str | None, runner: str = "RUNNER") -> list[str]:
+    return [fill(dep, kernel, runner) for dep in PIPELINE["stages"][stage]["deps"]]
+
+
+def outputs(stage: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for kind in ("outs", "metrics", "plots"):
+        for output in PIPELINE["stages"][stage].get(kind, []):
+            yield from output.items()
+
+
+def own_files(kernel: str | None) -> set[str]:
+    """A kernel's own three files, which a stage of each kernel names by the kernel."""
+    return {f"src/triton_kernel_lab/{name}" for name in (f"ops/{kernel}.py", f"cases/{kernel}.py")} | {
+        f"src/triton_kernel_lab/ops/launch/{kernel}.json"
+    }
+
+
+def expected_sources(stage: str, kernel: str | None) -> set[str]:
+    """The kernel's own files, and what any kernel's stage shares: DVC cannot list files by kernel."""
+    found: set[str] = set()
+    for each in KERNELS if kernel else [None]:
+        closure = {path.relative_to(ROOT).as_posix() for path in stage_sources(ROOT, stage, each)}
+        found |= closure if each == kernel else closure - own_files(each)
+    return found
+
+
+def test_stages_are_those_whose_sources_are_known() -> None:
+    """The pipeline and the source digests know the same stages, in the same order."""
+    assert list(PIPELINE["stages"]) == list(STAGES)
+
+
+@pytest.mark.parametrize(("stage", "kernel"), RUNS)
+def test_sources_of_a_stage_are_all_that_its_code_imports(stage: str, kernel: str | None) -> None:
+    """No first-party module that a stage imports is missing from its deps, and none is listed that it does not."""
+    declared = [dep for dep in deps(stage, kernel) if not dep.startswith("artifacts/")]
+    assert sorted(declared) == sorted(expected_sources(stage, kernel))
+
+
+@pytest.mark.parametrize(("stage", "kernel"), RUNS)
+def test_command_is_the_stage(stage: str, kernel: str | None) -> None:
+    """Each stage is one plain command of the lab, named like the stage."""
+    argument = f" {kernel}" if kernel else ""
+    assert fill(PIPELINE["stages"][stage]["cmd"], kernel) == f"python -m triton_kernel_lab {stage}{argument}"
+
+
+@pytest.mark.parametrize(("stage", "kernel"), RUNS)
+def test_stage_of_a_kernel_runs_for_each_of_the_registry(stage: str, kernel: str | None) -> None:
+    """Stages of a kernel are a matrix over KERNELS; the others are not."""
+    matrix = PIPELINE["stages"][stage].get("matrix")
+    assert matrix == ({"kernel": "${KERNELS}"} if kernel else None)
+    assert PIPELINE["vars"] == [f"{REGISTRY}:KERNELS"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_outputs_are_uncached_and_persistent(stage: str) -> None:
+    """Git alone keeps an output, nothing is restored from a cache, and a failing stage deletes no evidence."""
+    assert all(options == {"cache": False, "persist": True} for _, options in outputs(stage))
+
+
+def test_no_output_outside_the_two_folders() -> None:
+    """Outputs lie under artifacts/ and reports/ of the runner; README.md, which DVC would delete, is none."""
+    names = [name for stage in STAGES for name, _ in outputs(stage)]
+    assert names
+    assert all(name.startswith(("artifacts/${runner}/", "reports/${runner}/")) for name in names)
+    assert len(names) == len(set(names))
+
+
+def test_only_the_environment_is_looked_at_each_time() -> None:
+    """A changed machine is noticed on every run; nothing else runs without a reason."""
+    assert [stage for stage in STAGES if PIPELINE["stages"][stage].get("always_changed")] == ["environment"]
+
+
+def test_parameters_of_the_stages() -> None:
+    """Stages that measure depend on how much; those that join all kernels depend on the registry."""
+    measuring, joining = ["measure"], [{REGISTRY: ["KERNELS"]}]
+    found = {stage: PIPELINE["stages"][stage].get("params") for stage in STAGES}
+    assert {stage: params for stage, params in found.items() if params} == {
+        "ceilings": measuring,
+        "timing": measuring,
+        "roofline": joining,
+        "tables": joining,
+    }
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_kernel_has_op_case_table_and_test(kernel: str) -> None:
+    """A line in the registry comes with four files of the same stem."""
+    assert re.fullmatch(r"[a-z][a-z0-9_]*", kernel)
+    missing = [name for name in [*own_files(kernel), f"tests/test_{kernel}.py"] if not (ROOT / name).is_file()]
+    assert missing == []
+
+
+def test_no_kernel_outside_the_registry() -> None:
+    """An op, a case or a launch table that no line of the registry names is a leftover."""
+    package = ROOT / "src/triton_kernel_lab"
+    stems = {path.stem for folder in ("ops", "cases", "ops/launch") for path in (package / folder).glob("[!_]*.*")}
+    assert stems == set(KERNELS)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout of this code with a synthetic runner's artifacts."""
+    root = tmp_path_factory.mktemp("measured") / "tree"
+    shutil.copytree(ROOT / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "schemas", root / "schemas")
+    synthetic.project(root, shapes=("128x1024",), dtypes=("float16",), processes=1, samples=20)
+    shutil.copy(ROOT / "dvc.yaml", root)
+    shutil.copytree(ROOT / ".dvc", root / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "config.local"))
+    shutil.copy(ROOT / ".dvcignore", root)
+    (root / ".dvc/config.local").write_text("[core]\n    no_scm = true\n", encoding="utf-8")
+    return root
+
+
+@pytest.fixture
+def checkout(measured: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may spoil."""
+    return Path(shutil.copytree(measured, tmp_path / "tree"))
+
+
+def dvc(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    environment = os.environ | {"PATH": path, "PYTHONPATH": os.fspath(root / "src")}
+    command = [sys.executable, "-m", "dvc", *arguments]
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("stage", PURE)
+def test_pure_stage_reads_the_artifacts_that_it_declares(
+    checkout: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every artifact that a pure stage opens is one of its deps, and it opens each of them."""
+    opened: set[str] = set()
+    read_bytes = Path.read_bytes
+
+    def recording(path: Path) -> bytes:
+        if path.is_relative_to(checkout / "artifacts"):
+            opened.add(path.relative_to(checkout).as_posix())
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", recording)
+    PURE[stage](find_project(checkout))
+    declared = [dep for dep in deps(stage, None, synthetic.RUNNER) if dep.startswith("artifacts/")]
+    files = {f"{dep}/{kernel}.json" for dep in declared if not dep.endswith(".json") for kernel in KERNELS}
+    assert opened == files | {dep for dep in declared if dep.endswith(".json")}
+
+
+def test_dvc_reads_the_stages_of_every_kernel(checkout: Path) -> None:
+    """DVC itself makes one stage for each kernel out of the registry."""
+    listed = dvc(checkout, "stage", "list", "--name-only")
+    assert listed.returncode == 0, listed.stderr
+    expected = {f"{stage}@{kernel}" if kernel else stage for stage, kernel in (run.values for run in RUNS)}
+    assert set(listed.stdout.split()) == expected
+
+
+def test_downstream_run_gives_the_same_bytes_without_a_gpu(checkout: Path) -> None:
+    """The drift check's command runs the pure stages alone and rewrites every derived file as it was."""
+    before = {path: path.read_bytes() for path in derived(checkout)}
+    done = dvc(checkout, "repro", "--force", "--downstream", "roofline")
+    assert done.returncode == 0, done.stderr
+    ran = re.findall("Running stage '(.*)'", done.stdout)
+    assert ran[0] == "roofline"
+    assert sorted(ran) == sorted(PURE)
+    assert {path: path.read_bytes() for path in derived(checkout)} == before
+
+
+def test_a_kernel_without_timing_stops_the_join(checkout: Path) -> None:
+    """A missing timing file fails the pipeline and leaves the report that was there."""
+    before = {path: path.read_bytes() for path in derived(checkout)}
+    (checkout / "artifacts" / synthetic.RUNNER / "timing" / f"{KERNELS[-1]}.json").unlink()
+    done = dvc(checkout, "repro", "--force", "--downstream", "roofline")
+    assert done.returncode != 0
+    assert f"{KERNELS[-1]}.json" in done.stderr
+    assert {path: path.read_bytes() for path in derived(checkout)} == before
+
+
+def test_repro_refuses_a_host_that_is_not_the_runner(checkout: Path) -> None:
+    """On another machine than the runner the pipeline stops at its first stage, and writes nothing."""
+    before = {path: path.read_bytes() for path in [*checkout.joinpath("artifacts").rglob("*.json"), *derived(checkout)]}
+    done = dvc(checkout, "repro")
+    assert done.returncode == 255
+    assert re.findall("Running stage '(.*)'", done.stdout) == ["environment"]
+    sentences = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(sentences) == 1
+    assert f"runner {synthetic.RUNNER} needs its GPU" in sentences[0]
+    assert "make repro" in sentences[0]
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def derived(root: Path) -> list[Path]:
+    artifact = root / "artifacts" / synthetic.RUNNER / "roofline.json"
+    return [artifact, *sorted((root / "reports" / synthetic.RUNNER).iterdir()), root / "README.md"]

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import synthetic
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triton_kernel_lab import artifacts
+from triton_kernel_lab.project import Project
+from triton_kernel_lab.report import readme
+from triton_kernel_lab.report.readme import BEGIN, END, ReadmeError
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=60).filter(
+    lambda text: BEGIN not in text and END not in text
+)
+SMALL: dict[str, Any] = {"shapes": ("128x1024", "2048x4096"), "samples": 12, "gpu": "NVIDIA H200"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    found = synthetic.project(tmp_path_factory.mktemp("readme"), derive=False, **SMALL)
+    synthetic.roofline.run(found)
+    return found
+
+
+@given(TEXT, TEXT, TEXT, TEXT)
+def test_only_what_stands_between_the_markers_changes(before: str, old: str, new: str, after: str) -> None:
+    """Everything outside the markers keeps every character, and the new block can be read back."""
+    text = readme.inject(f"{before}{BEGIN}{old}{END}{after}", new)
+    assert text == f"{before}{BEGIN}\n{new}\n{END}{after}"
+    assert readme.extract(text) == new
+    assert readme.inject(text, new) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", f"README.md: expected the marker {BEGIN} once, found it 0 times"),
+        (BEGIN, f"expected the marker {END} once, found it 0 times"),
+        (f"{BEGIN}{BEGIN}{END}", f"expected the marker {BEGIN} once, found it 2 times"),
+        (f"{END} {BEGIN}", "the other way round"),
+    ],
+)
+def test_markers_that_are_missing_or_mixed_up_are_one_sentence(text: str, message: str) -> None:
+    """A README without exactly one block is refused with the file and what to do."""
+    for action in (lambda: readme.extract(text), lambda: readme.inject(text, "new")):
+        with pytest.raises(ReadmeError) as caught:
+            action()
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert str(caught.value).endswith(".")
+
+
+def test_a_missing_readme_is_one_sentence(made: Project, tmp_path: Path) -> None:
+    """Without README.md the error names the file and both markers."""
+    with pytest.raises(ReadmeError, match=r"README\.md: cannot be read: No such file.*results:begin"):
+        readme.run(Project(tmp_path, made.runner, made.measure))
+
+
+def test_the_block_goes_into_the_readme_and_stays(made: Project) -> None:
+    """The stage writes the block in place, and a second run changes nothing."""
+    where = made.root / "README.md"
+    readme.run(made)
+    first = where.read_bytes()
+    assert first.startswith(b"# Synthetic\n")
+    assert first.endswith(b"\n\nThe end.\n")
+    readme.run(made)
+    assert where.read_bytes() == first
+
+
+def _block(made: Project) -> str:
+    return readme.block(*(artifacts.read(made.artifacts / f"{kind}.json") for kind in ("environment", "roofline")))
+
+
+def test_the_conditions_are_a_sentence(made: Project) -> None:
+    """Above the table stand the GPU, the stack, the regime, processes and samples."""
+    first = _block(made).split("\n\n")[0]
+    for fact in ("NVIDIA H200", "PyTorch 2.13.0", "Triton 3.7.1", "CUDA 13.0", "driver 580.159", "`cold_clean`"):
+        assert fact in first
+    assert "2 processes and 24 samples a candidate" in first
+
+
+def test_half_precision_rows_come_first_then_bfloat16(made: Project) -> None:
+    """Every kernel and shape has a float16 row above all bfloat16 rows."""
+    rows = [line.split("|") for line in _block(made).splitlines() if line.startswith("| ")][1:]
+    dtypes = [row[3].strip() for row in rows]
+    half = len(dtypes) // 2
+    assert dtypes == ["float16"] * half + ["bfloat16"] * half
+    cases = [(row[1].strip(), row[2].strip()) for row in rows]
+    assert cases[:half] == cases[half:]
+    assert len(set(cases)) == half
+
+
+def test_the_block_links_to_the_whole_report(made: Project) -> None:
+    """The picture and the full tables are reachable by relative paths that exist after a run."""
+    text = _block(made)
+    for name in ("latency.svg", "results.md"):
+        assert f"](reports/{made.runner}/{name})" in text
+
+
+def test_a_host_without_a_gpu_says_so_in_the_block(tmp_path: Path) -> None:
+    """An unmeasured runner's block gives the reason and no table."""
+    found = synthetic.project(tmp_path, measured=False, runner="cpu", derive=False)
+    synthetic.roofline.run(found)
+    text = _block(found)
+    assert text.startswith("Not measured: no CUDA device.")
+    assert "|" not in text

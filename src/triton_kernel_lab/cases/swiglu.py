@@ -80,6 +80,7 @@ CASE = Case(
         Bucket(2, None, 1 << 19, (128, 1024), CONFIGS),
         Bucket(2, None, 1 << 22, (512, 4096), CONFIGS),
         Bucket(2, None, 1 << 24, (2048, 4096), CONFIGS),
+        Bucket(2, None, None, (8192, 14336), CONFIGS),
         Bucket(4, None, None, (8192, 14336), CONFIGS),
     ),
 )

@@ -24,6 +24,7 @@ import torch
 from triton_kernel_lab.ops._triton import INTERPRET, triton
 
 __all__ = [
+    "PLAIN_TYPES",
     "Launch",
     "PlanCache",
     "architecture",
@@ -32,7 +33,6 @@ __all__ = [
     "forced",
     "forget_plans",
     "launches",
-    "plain",
     "restore",
     "snapshot",
 ]
@@ -42,7 +42,8 @@ _PLAN_LIMIT = 4096
 _caches: list[PlanCache] = []
 _launches: deque[Launch] = deque(maxlen=256)
 _forced: list[Config] = []
-_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+"""Ordinary tensors: not fake, functional or otherwise wrapped."""
 
 
 class PlanCache(dict[Any, Any]):
@@ -105,11 +106,6 @@ def forced(config: Config) -> Iterator[None]:
         yield
     finally:
         _forced.pop()
-
-
-def plain(x: torch.Tensor) -> bool:
-    """Whether ``x`` is an ordinary tensor, not a fake, functional or wrapped one."""
-    return type(x) in _PLAIN_TYPES
 
 
 @functools.cache
@@ -186,23 +182,39 @@ def bind(
     device = tensors[0].get_device()
     with torch.cuda.device(device):
         compiled = kernel.warmup(*tensors, *scalars, **constants, grid=tuple(grid), num_warps=num_warps)
-        run = compiled.run
+        # Loads the binary and makes the launcher, on this device.
+        _ = compiled.run
     _launches.append(_describe(kernel, compiled, config))
     stream = triton.runtime.driver.active.get_current_stream
-    function, packed = compiled.function, compiled.packed_metadata
+    start, fixed = _entry(compiled)
     x, y, z = (*grid, 1, 1)[:3]
     tail = (*scalars, *(constants[name] for name in names))
-    current_device = torch.cuda.current_device
+    current_device, data_ptr = torch.cuda.current_device, torch.Tensor.data_ptr
 
     def launch(*tensors: torch.Tensor) -> None:
-        pointers = [tensor.data_ptr() for tensor in tensors]
         if current_device() == device:
-            run(x, y, z, stream(device), function, packed, None, None, None, *pointers, *tail)
+            start(x, y, z, stream(device), *fixed, *map(data_ptr, tensors), *tail)
             return
         with torch.cuda.device(device):
-            run(x, y, z, stream(device), function, packed, None, None, None, *pointers, *tail)
+            start(x, y, z, stream(device), *fixed, *map(data_ptr, tensors), *tail)
 
     return launch
+
+
+def _entry(compiled: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """What starts a compiled kernel, and its arguments between the stream and the pointers.
+
+    Triton's launcher is a Python object round a C function. Calling the C
+    function saves almost a microsecond, but its signature changes between
+    releases: only the one known is called, and only where no scratch memory
+    has to be allocated.
+    """
+    run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
+    no_hooks = (None, None, None)
+    scratch = (getattr(run, name, 1) for name in ("global_scratch_size", "profile_scratch_size"))
+    if triton.__version__.startswith("3.6.") and not any(scratch):
+        return run.launch, (function, run.launch_cooperative_grid, run.launch_pdl, None, None, packed, *no_hooks)
+    return run, (function, packed, *no_hooks)
 
 
 def _describe(kernel: Any, compiled: Any, config: Config) -> Launch:

@@ -184,6 +184,8 @@ _plans = _launch.PlanCache()
 def _plan(x: torch.Tensor, weight: torch.Tensor | None, eps: float, casting: str, offset: float) -> Any:
     """What to do with every call of this signature: a function of x and weight."""
     _check(x, weight, eps, casting)
+    if x.is_meta:
+        return lambda x, weight: x.new_empty(x.shape)
     if not _checks.served_by_triton(NAME, x, weight):
         return lambda x, weight: rms_norm_reference(x, weight, eps, casting=casting, offset=offset)
     # An empty tensor counts as contiguous whatever its strides, so it must leave first.
@@ -221,13 +223,9 @@ def _plan(x: torch.Tensor, weight: torch.Tensor | None, eps: float, casting: str
 
 
 def _forward(x: torch.Tensor, weight: torch.Tensor | None, eps: float, casting: str, offset: float) -> torch.Tensor:
-    key: tuple[Any, ...]
-    if weight is None:
-        key = (x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15, None, eps, casting, offset)
-    else:
-        aligned = (x.data_ptr() & 15, weight.data_ptr() & 15)
-        signature = (weight.dtype, weight.shape, weight.stride(), weight.device)
-        key = (x.dtype, x.shape, x.stride(), x.device, aligned, signature, eps, casting, offset)
+    key: tuple[Any, ...] = (x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15, eps, casting, offset)
+    if weight is not None:
+        key += (weight.dtype, weight.shape, weight.stride(), weight.device, weight.data_ptr() & 15)
     plan = _plans.get(key)
     if plan is None:
         plan = _plans.keep(key, _plan(x, weight, eps, casting, offset))
@@ -281,11 +279,11 @@ def rms_norm(
         triton_kernel_lab.routing.FallbackError: strict mode, and Triton does
             not serve the call.
     """
-    if _checks.wants_grad(x, weight):
+    if torch.is_grad_enabled() and _checks.wants_grad(x, weight):
         _check(x, weight, eps, casting)
         _checks.note_autograd(NAME)
         return rms_norm_reference(x, weight, eps, casting=casting, offset=offset)
-    if torch.compiler.is_compiling() or not _launch.plain(x) or x.is_meta:
+    if torch.compiler.is_compiling() or type(x) not in _launch.PLAIN_TYPES:
         result: torch.Tensor = _rms_norm_op(x, weight, eps, casting, offset)
         return result
     return _forward(x, weight, eps, casting, offset)

@@ -87,6 +87,8 @@ def _common_layouts(gate: RowLayout, up: RowLayout) -> tuple[RowLayout, RowLayou
 def _plan(gate: torch.Tensor, up: torch.Tensor) -> Any:
     """What to do with every call of this signature: a function of gate and up."""
     _check(gate, up)
+    if gate.is_meta:
+        return lambda gate, up: gate.new_empty(gate.shape)
     if not _checks.served_by_triton(NAME, gate, up):
         return swiglu_reference
     # An empty tensor counts as contiguous whatever its strides, so it must leave first.
@@ -126,8 +128,10 @@ def _plan(gate: torch.Tensor, up: torch.Tensor) -> Any:
 
 
 def _forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    aligned = (gate.data_ptr() & 15, up.data_ptr() & 15)
-    key = (gate.dtype, gate.shape, gate.stride(), gate.device, aligned, up.dtype, up.shape, up.stride(), up.device)
+    key = (
+        *(gate.dtype, gate.shape, gate.stride(), gate.device, gate.data_ptr() & 15),
+        *(up.dtype, up.shape, up.stride(), up.device, up.data_ptr() & 15),
+    )
     plan = _plans.get(key)
     if plan is None:
         plan = _plans.keep(key, _plan(gate, up))
@@ -166,11 +170,11 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         triton_kernel_lab.routing.FallbackError: strict mode, and Triton does
             not serve the call.
     """
-    if _checks.wants_grad(gate, up):
+    if torch.is_grad_enabled() and _checks.wants_grad(gate, up):
         _check(gate, up)
         _checks.note_autograd(NAME)
         return swiglu_reference(gate, up)
-    if torch.compiler.is_compiling() or not (_launch.plain(gate) and _launch.plain(up)) or gate.is_meta:
+    if torch.compiler.is_compiling() or not {type(gate), type(up)} <= _launch.PLAIN_TYPES:
         result: torch.Tensor = _swiglu_op(gate, up)
         return result
     return _forward(gate, up)

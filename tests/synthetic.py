@@ -70,7 +70,7 @@ def project(
 
     The other keywords are facts of the run as the artifacts state them.
     """
-    _write_frame(root, runner, processes, {regime: samples for regime in regimes}, seed)
+    _write_frame(root, runner, processes, dict.fromkeys(regimes, samples), seed)
     found = find_project(root)
     make = _Maker(found, random.Random(seed), claim_kind, {"git_commit": git_commit, "git_tree_dirty": git_tree_dirty})
     make.write("environment", environment(gpu if measured else None), [])
@@ -86,12 +86,13 @@ def project(
     return found
 
 
-def run_pure_stages(found: Project) -> None:
-    """Derive everything anew, as the stages after timing do."""
+def run_pure_stages(found: Project, *, figure: bool = True) -> None:
+    """Derive everything anew, as the stages after timing do; the figure takes longest and may be left out."""
     roofline.run(found)
     tables.run(found)
-    figures.run(found)
     readme.run(found)
+    if figure:
+        figures.run(found)
 
 
 def _write_frame(root: Path, runner: str, processes: int, samples: Mapping[str, int], seed: int) -> None:
@@ -185,7 +186,7 @@ class _Maker:
             "protocol": {
                 "sweep_bytes": 1 << 28,
                 "input_sets": 3,
-                "samples": {regime: plan.samples for regime in plan.regimes},
+                "samples": dict.fromkeys(plan.regimes, plan.samples),
             },
             "processes": [_process(index) for index in range(plan.processes)],
             "cells": [self._cell(plan, shape, dtype) for shape, dtype in plan.cases],

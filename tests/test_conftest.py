@@ -21,8 +21,8 @@ def run(folder: Path, tests: str, *, devices: int, expect_gpu: bool = False) -> 
     (folder / "pytest.ini").write_text(CONFIG, encoding="utf-8")
     (folder / "test_it.py").write_text(f"import pytest\n{tests}", encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TKL_EXPECT_GPU": "1" if expect_gpu else "0"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", os.fspath(folder)]
+    environment |= {"TKL_EXPECT_GPU": "1" if expect_gpu else "0", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", os.fspath(folder)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 

@@ -13,6 +13,7 @@ import pytest
 import synthetic
 
 from triton_kernel_lab import artifacts
+from triton_kernel_lab.analysis import roofline
 from triton_kernel_lab.project import Project
 from triton_kernel_lab.report import figures
 
@@ -86,7 +87,7 @@ def test_the_data_are_the_cold_half_precision_medians(tmp_path: Path) -> None:
     found = synthetic.project(
         tmp_path, derive=False, shapes=("128x1024",), regimes=("cold_clean", "warm"), samples=10, gpu="NVIDIA H200"
     )
-    synthetic.roofline.run(found)
+    roofline.run(found)
     made = {kind: artifacts.read(found.artifacts / f"{kind}.json") for kind in ("environment", "roofline")}
     shown = figures.data(made["environment"], made["roofline"])
     for kernel, rows in shown["panels"].items():
@@ -103,7 +104,7 @@ def test_the_data_are_the_cold_half_precision_medians(tmp_path: Path) -> None:
 def test_a_host_without_a_gpu_gets_a_figure_that_says_so(tmp_path: Path) -> None:
     """Without a measured cell the picture holds the reason."""
     found: Project = synthetic.project(tmp_path, measured=False, runner="cpu", derive=False)
-    synthetic.roofline.run(found)
+    roofline.run(found)
     figures.run(found)
     text = (found.reports / "latency.svg").read_text()
     assert "Not measured: no CUDA device" in text

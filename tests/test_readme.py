@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triton_kernel_lab import artifacts
+from triton_kernel_lab.analysis import roofline
 from triton_kernel_lab.project import Project
 from triton_kernel_lab.report import readme
 from triton_kernel_lab.report.readme import BEGIN, END, ReadmeError
 
-TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=60).filter(
-    lambda text: BEGIN not in text and END not in text
-)
+TEXT = st.text(st.characters(codec="utf-8"), max_size=60).filter(lambda text: BEGIN not in text and END not in text)
 SMALL: dict[str, Any] = {"shapes": ("128x1024", "2048x4096"), "samples": 12, "gpu": "NVIDIA H200"}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Project:
     found = synthetic.project(tmp_path_factory.mktemp("readme"), derive=False, **SMALL)
-    synthetic.roofline.run(found)
+    roofline.run(found)
     return found
 
 
@@ -46,12 +46,13 @@ def test_only_what_stands_between_the_markers_changes(before: str, old: str, new
 )
 def test_markers_that_are_missing_or_mixed_up_are_one_sentence(text: str, message: str) -> None:
     """A README without exactly one block is refused with the file and what to do."""
-    for action in (lambda: readme.extract(text), lambda: readme.inject(text, "new")):
-        with pytest.raises(ReadmeError) as caught:
-            action()
-        assert message in str(caught.value)
-        assert "\n" not in str(caught.value)
-        assert str(caught.value).endswith(".")
+    with pytest.raises(ReadmeError) as caught:
+        readme.inject(text, "new")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith(".")
+    with pytest.raises(ReadmeError, match=re.escape(str(caught.value))):
+        readme.extract(text)
 
 
 def test_a_missing_readme_is_one_sentence(made: Project, tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_the_block_links_to_the_whole_report(made: Project) -> None:
 def test_a_host_without_a_gpu_says_so_in_the_block(tmp_path: Path) -> None:
     """An unmeasured runner's block gives the reason and no table."""
     found = synthetic.project(tmp_path, measured=False, runner="cpu", derive=False)
-    synthetic.roofline.run(found)
+    roofline.run(found)
     text = _block(found)
     assert text.startswith("Not measured: no CUDA device.")
     assert "|" not in text

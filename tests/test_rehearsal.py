@@ -72,7 +72,7 @@ def runs(repo: Repo) -> list[str]:
 
 
 def test_second_rehearsal_skips_what_has_not_changed(repo: Repo) -> None:
-    """DVC runs a stage as runner cpu once, skips it next time, and runs it again after an edit; the tree stays clean."""
+    """A stage runs as runner cpu once, is skipped next time and runs again after an edit; the tree stays clean."""
     project = find_project(repo.root)
     rehearsed, published = rehearsal.run(project)
     rehearsal.run(project)

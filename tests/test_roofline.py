@@ -192,7 +192,6 @@ def test_an_implausible_baseline_is_not_the_best(raw: dict[str, Artifact]) -> No
 def test_near_the_floor_the_null_kernel_is_the_limit(raw: dict[str, Artifact]) -> None:
     """A small cell may beat the ladder's noisy rung, but not an empty kernel."""
 
-
     def status(p50: int) -> str:
         def change(timing: Artifact) -> None:
             for run in at(timing, index=0)["runs"]:
@@ -271,7 +270,7 @@ def test_a_triton_row_served_by_the_fallback_is_invalid(raw: dict[str, Artifact]
 
 
 def test_speedups_are_ratios_of_medians(raw: dict[str, Artifact]) -> None:
-    """Each speedup is baseline p50 over Triton p50 to 4 decimals; the best is the fastest baseline, never the anchor."""
+    """A speedup is baseline p50 over Triton p50 to 4 decimals; the best is the fastest baseline, not the anchor."""
     found = cell(build(raw))
     p50 = {entry["name"]: entry["stats"]["p50_ns"] for entry in found["candidates"]}
     assert found["speedup_over_torch_compile"] == round(p50["torch_compile"] / p50["triton"], 4)
@@ -329,7 +328,9 @@ def test_datasheet_ceilings(
     assert found == (bf16, bf16, tf32, fp32)
 
 
-@pytest.mark.parametrize("name", ["NVIDIA H200 MIG 1g.18gb", "NVIDIA H100 PCIe", "NVIDIA GeForce RTX 5070 Ti Laptop GPU"])
+@pytest.mark.parametrize(
+    "name", ["NVIDIA H200 MIG 1g.18gb", "NVIDIA H100 PCIe", "NVIDIA GeForce RTX 5070 Ti Laptop GPU"]
+)
 def test_a_relative_of_a_listed_gpu_has_no_datasheet(name: str) -> None:
     """A slice or another board of a listed model is another device."""
     assert vendor_spec(name) is None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import hashlib
 import json
 import math
 import os
@@ -19,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triton_kernel_lab import artifacts
+from triton_kernel_lab.analysis import roofline as stage
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import kernel_names
 from triton_kernel_lab.report import tables, units
@@ -256,7 +258,7 @@ def test_other_regimes_get_a_table_when_they_were_timed(tmp_path: Path, loaded: 
     found = synthetic.project(
         tmp_path, regimes=regimes, shapes=("128x1024",), dtypes=("float16",), samples=10, derive=False
     )
-    synthetic.roofline.run(found)
+    stage.run(found)
     tables.run(found)
     rows = cells(section((found.reports / "results.md").read_text(), "rms_norm: by regime"))
     assert rows[0] == ["Shape", "Dtype", "Candidate", *(f"{regime} p50 (us)" for regime in regimes)]
@@ -269,7 +271,7 @@ def test_other_regimes_get_a_table_when_they_were_timed(tmp_path: Path, loaded: 
 def test_a_host_without_a_gpu_prints_why_there_is_no_figure(tmp_path: Path) -> None:
     """An unmeasured runner's tables give the reason, the errors and no time."""
     found = synthetic.project(tmp_path, measured=False, runner="cpu", derive=False)
-    synthetic.roofline.run(found)
+    stage.run(found)
     tables.run(found)
     text = (found.reports / "results.md").read_text()
     for kernel in kernel_names():
@@ -284,7 +286,7 @@ def test_the_tables_name_the_digests_of_what_they_were_made_from(loaded: Loaded)
     environment, roofline, _ = loaded
     text = section(render(loaded), "Made from")
     for artifact in (environment, roofline):
-        digest = tables.hashlib.sha256(artifacts.dumps(artifact).encode()).hexdigest()
+        digest = hashlib.sha256(artifacts.dumps(artifact).encode()).hexdigest()
         assert f"{artifact['artifact_kind']}.json` sha256 `{digest}`" in text
 
 
@@ -308,4 +310,6 @@ def test_metrics_are_numbers_by_kernel_and_case(loaded: Loaded) -> None:
     first = found["rms_norm"]["128x1024 float16 cold_clean"]
     assert set(first) == {"p50_ns", "speedup_over_torch_compile", "speedup_over_eager"}
     assert first["p50_ns"] == roofline["cells"][0]["candidates"][0]["stats"]["p50_ns"]
-    assert all(isinstance(value, int | float) for cases in found.values() for c in cases.values() for value in c.values())
+    assert all(
+        isinstance(value, int | float) for cases in found.values() for c in cases.values() for value in c.values()
+    )

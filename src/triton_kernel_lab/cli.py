@@ -64,6 +64,23 @@ def _project() -> Project:
     return project
 
 
+def _device_project() -> Project:
+    """The checkout of a stage that works on a device, which runner ``cpu`` does without.
+
+    Raises:
+        ProjectError: the runner is a GPU and there is no CUDA device.
+    """
+    project = _project()
+    if project.runner != "cpu":
+        import torch
+
+        if torch.cuda.device_count() == 0:
+            raise ProjectError(
+                f"runner {project.runner} needs its GPU, found no CUDA device; run `make repro` to rehearse without one."
+            )
+    return project
+
+
 @app.callback(invoke_without_command=True)
 def bench(
     context: typer.Context,
@@ -81,7 +98,7 @@ def bench(
     """Without a command: check and time kernels on this GPU and write one report."""
     if context.invoked_subcommand is not None:
         return
-    if not (kernel or output or baseline):
+    if not (kernel or shape or dtype or output or baseline):
         _say(context.get_help())
         return
     from triton_kernel_lab import bench as quick
@@ -163,7 +180,7 @@ def environment() -> None:
 @app.command()
 def ceilings() -> None:
     """Stage: measure ladders, floors and matmul rates."""
-    project = _project()
+    project = _device_project()
     from triton_kernel_lab.lab import ceilings as stage
 
     with _progress("ceilings") as log:
@@ -173,7 +190,7 @@ def ceilings() -> None:
 @app.command()
 def correctness(kernel: KernelArgument) -> None:
     """Stage: check one kernel against its float64 oracle; exit 2 if it is wrong."""
-    project = _project()
+    project = _device_project()
     from triton_kernel_lab.lab import correctness as stage
 
     with _progress("correctness") as log:
@@ -183,7 +200,7 @@ def correctness(kernel: KernelArgument) -> None:
 @app.command()
 def timing(kernel: KernelArgument) -> None:
     """Stage: time one kernel that passed its correctness stage."""
-    project = _project()
+    project = _device_project()
     from triton_kernel_lab.lab import timing as stage
 
     with _progress("timing") as log:
@@ -193,7 +210,9 @@ def timing(kernel: KernelArgument) -> None:
 @app.command()
 def tune(kernel: KernelArgument) -> None:
     """Measure launch configurations on this GPU and write the kernel's launch table."""
-    project = _project()
+    project = _device_project()
+    if project.runner == "cpu":
+        raise ProjectError("tune: runner cpu has no launch configurations to measure; set `runner` to a GPU's name.")
     from triton_kernel_lab.lab import tune as stage
 
     _say(f"wrote {stage.run(project, _known(kernel), _say)}")
@@ -281,25 +300,42 @@ def _known(kernel: str) -> str:
     return kernel
 
 
+def _kinds(error: Exception) -> set[str]:
+    """The names of an error's classes: asking by name imports neither torch nor SciPy."""
+    return {kind.__name__ for kind in type(error).__mro__}
+
+
 def _exit_code(error: Exception) -> int:
-    """2 for a wrong kernel, 3 for what cannot be compared, else 1; by class name, to import neither torch nor SciPy."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    if "CorrectnessError" in kinds or getattr(error, "exit_code", 0) == FAILED:
+    """2 for a wrong kernel, 3 for what cannot be compared, else 1."""
+    kinds = _kinds(error)
+    if "CorrectnessError" in kinds or ("BenchError" in kinds and getattr(error, "exit_code", ERROR) == FAILED):
         return FAILED
     return NOT_COMPARABLE if kinds & {"NotComparableError", "RevisionError"} else ERROR
+
+
+def _sentence(error: Exception) -> str | None:
+    """What to say of an error of the project's own, or of its input; None for a crash."""
+    if "ClickException" in _kinds(error):
+        # The parser ends a wrong command line with 2, which is a regression's code here.
+        message: str = error.format_message()  # type: ignore[attr-defined]
+        return f"{message.removesuffix('.')}; see `triton-kernel-lab --help`."
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("triton_kernel_lab"):
+        return f"expected the module {error.name}, found none; `pip install -e '.[gpu,dev]'` brings it."
+    ours = type(error).__module__.startswith("triton_kernel_lab")
+    return str(error) if ours or isinstance(error, ValueError | OSError) else None
 
 
 def main() -> None:
     """Run the command line; a known error is one sentence on standard error."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except Exception as error:
-        # An error of the project's own, or of its input, is one sentence; anything else is a crash and shows where.
-        ours = type(error).__module__.startswith("triton_kernel_lab")
-        if not (ours or isinstance(error, ValueError | OSError)):
+        sentence = _sentence(error)
+        if sentence is None:
             raise
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(_exit_code(error))
+        typer.echo(f"error: {sentence}", err=True)
+        code = _exit_code(error)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

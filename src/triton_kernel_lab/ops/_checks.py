@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 
 from triton_kernel_lab import routing
 from triton_kernel_lab.ops._triton import HAS_TRITON, INTERPRET
@@ -30,7 +31,10 @@ def expect_alike(operator: str, argument: str, x: torch.Tensor, other: str, y: t
 
 
 def wants_grad(*tensors: torch.Tensor | None) -> bool:
-    """Whether autograd would record an operator of these tensors."""
+    """Whether a derivative of an operator of these tensors is wanted, backward or forward."""
+    # A dual tensor of forward-mode differentiation does not say requires_grad.
+    if forward_ad._current_level >= 0:
+        return True
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 

@@ -211,11 +211,12 @@ def _plan(x: torch.Tensor, weight: torch.Tensor | None, eps: float, casting: str
         constants |= {"BLOCK": config["block"], "HELD": held, "PACK": pack, "STREAM_STORES": config["stream_stores"]}
         kernel, grid = _streamed_kernel, (rows,)
     launch = _launch.bind(kernel, grid, tensors, scalars, constants, config=config, num_warps=config["num_warps"])
-    contiguous = x.is_contiguous()
+    # Not is_contiguous(): it overlooks the stride of a dimension of size one, and empty_like keeps it.
+    alike = x.stride() == out.stride()
 
     def run(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         # empty_like costs half of new_empty on the host.
-        out = torch.empty_like(x) if contiguous else x.new_empty(x.shape)
+        out = torch.empty_like(x) if alike else x.new_empty(x.shape)
         launch(x, x if weight is None else weight, out)
         return out
 
@@ -279,11 +280,13 @@ def rms_norm(
         triton_kernel_lab.routing.FallbackError: strict mode, and Triton does
             not serve the call.
     """
-    if torch.is_grad_enabled() and _checks.wants_grad(x, weight):
+    if _checks.wants_grad(x, weight):
         _check(x, weight, eps, casting)
         _checks.note_autograd(NAME)
         return rms_norm_reference(x, weight, eps, casting=casting, offset=offset)
-    if torch.compiler.is_compiling() or type(x) not in _launch.PLAIN_TYPES:
+    # The dispatcher also materialises a lazy negation, which the memory does not show.
+    lazy = x.is_neg() or (weight is not None and weight.is_neg())
+    if torch.compiler.is_compiling() or lazy or type(x) not in _launch.PLAIN_TYPES:
         result: torch.Tensor = _rms_norm_op(x, weight, eps, casting, offset)
         return result
     return _forward(x, weight, eps, casting, offset)

@@ -118,9 +118,12 @@ def _plan(gate: torch.Tensor, up: torch.Tensor) -> Any:
         num_warps=config["num_warps"],
     )
 
+    # Not is_contiguous(): it overlooks the stride of a dimension of size one, and empty_like keeps it.
+    alike = gate.stride() == out.stride()
+
     def run(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         # empty_like costs half of new_empty on the host.
-        out = torch.empty_like(gate) if flat else gate.new_empty(gate.shape)
+        out = torch.empty_like(gate) if alike else gate.new_empty(gate.shape)
         launch(gate, up, out)
         return out
 
@@ -170,11 +173,13 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         triton_kernel_lab.routing.FallbackError: strict mode, and Triton does
             not serve the call.
     """
-    if torch.is_grad_enabled() and _checks.wants_grad(gate, up):
+    if _checks.wants_grad(gate, up):
         _check(gate, up)
         _checks.note_autograd(NAME)
         return swiglu_reference(gate, up)
-    if torch.compiler.is_compiling() or not {type(gate), type(up)} <= _launch.PLAIN_TYPES:
+    # The dispatcher also materialises a lazy negation, which the memory does not show.
+    lazy = gate.is_neg() or up.is_neg()
+    if torch.compiler.is_compiling() or lazy or not {type(gate), type(up)} <= _launch.PLAIN_TYPES:
         result: torch.Tensor = _swiglu_op(gate, up)
         return result
     return _forward(gate, up)

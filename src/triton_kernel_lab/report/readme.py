@@ -73,7 +73,15 @@ def block(environment: Artifact, roofline: Artifact) -> str:
 
 
 def _table(roofline: Artifact) -> str:
-    headers = ["Kernel", "Shape", "Dtype", "Triton p50 (us)", "torch.compile p50 (us)", "vs torch.compile", "eager p50 (us)"]
+    headers = [
+        "Kernel",
+        "Shape",
+        "Dtype",
+        "Triton p50 (us)",
+        "torch.compile p50 (us)",
+        "vs torch.compile",
+        "eager p50 (us)",
+    ]
     headers += ["Best baseline", "its p50 (us)", "vs best", "Verdict"]
     cells = of_regime(roofline, "cold_clean")
     return table(headers, [_row(cell) for dtype in _DTYPES for cell in cells if cell["dtype"] == dtype])

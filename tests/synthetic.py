@@ -16,6 +16,7 @@ from triton_kernel_lab.analysis import roofline
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project, find_project, kernel_names
 from triton_kernel_lab.report import figures, readme, tables
+from triton_kernel_lab.sources import stage_digest
 
 QUANTUM_NS = 32
 RUNNER = "synthetic-gpu"
@@ -137,11 +138,13 @@ class _Maker:
         """Write one artifact, with records of the artifacts that it was made from."""
         folder, producer = self._project.artifacts, {"package": "triton-kernel-lab", "version": "0.1.0"}
         records = [artifacts.input_record(self._project.root, folder / f"{name}.json") for name in inputs]
+        kind = stem.partition("/")[0]
+        digest = stage_digest(self._project.root, kind, kernel or None)
         head: Artifact = {
-            "artifact_kind": stem.partition("/")[0],
+            "artifact_kind": kind,
             "schema_version": 1,
             "claim_kind": self._claim,
-            "producer": {**producer, "source_sha256": "0" * 64, **(self._git if git else {})},
+            "producer": {**producer, "source_sha256": digest, **(self._git if git else {})},
             "inputs": records,
             "runner": self._project.runner,
         }

@@ -229,6 +229,23 @@ def test_repro_refuses_a_host_that_is_not_the_runner(checkout: Path) -> None:
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
+def test_verify_names_the_kernel_whose_sources_changed(checkout: Path) -> None:
+    """An edited case makes that kernel's artifacts stale, by name, and the other kernel's not."""
+    assert verify(checkout).returncode == 0
+    with (checkout / "src/triton_kernel_lab/cases" / f"{KERNELS[0]}.py").open("a") as stream:
+        stream.write("# another input\n")
+    done = verify(checkout)
+    assert done.returncode == 1
+    named = re.findall(r"stage (\w+) of kernel (\w+): its sources changed since", done.stderr)
+    assert named == [("correctness", KERNELS[0]), ("timing", KERNELS[0])]
+
+
+def verify(root: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "triton_kernel_lab", "verify"]
+    environment = os.environ | {"PYTHONPATH": os.fspath(root / "src")}
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+
+
 def derived(root: Path) -> list[Path]:
     artifact = root / "artifacts" / synthetic.RUNNER / "roofline.json"
     return [artifact, *sorted((root / "reports" / synthetic.RUNNER).iterdir()), root / "README.md"]

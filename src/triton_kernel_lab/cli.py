@@ -76,7 +76,7 @@ def _device_project() -> Project:
 
         if torch.cuda.device_count() == 0:
             raise ProjectError(
-                f"runner {project.runner} needs its GPU, found no CUDA device; run `make repro` to rehearse without one."
+                f"runner {project.runner} needs its GPU, found no CUDA device; `make repro` rehearses without one."
             )
     return project
 
@@ -253,10 +253,11 @@ def readme() -> None:
 @app.command()
 def verify() -> None:
     """Recompute everything derived and check the chain of digests; exit 1 on the first break."""
+    from triton_kernel_lab import sources
     from triton_kernel_lab.analysis import verify as stage
 
     project = find_project()
-    broken = stage.run(project)
+    broken = [*stage.run(project), *sources.stale(project)]
     for line in broken:
         typer.echo(f"broken: {line}", err=True)
     if broken:

@@ -68,7 +68,7 @@ def block(environment: Artifact, roofline: Artifact) -> str:
     link = f"Every figure, the tails, the errors and the ceilings: [{folder}/results.md]({folder}/results.md)."
     parts = [conditions(environment, roofline)]
     if roofline["status"] == "measured":
-        parts += [f"![p50 latency by kernel and shape]({folder}/latency.svg)", _table(roofline)]
+        parts.append(_table(roofline))
     return "\n\n".join([*parts, link])
 
 

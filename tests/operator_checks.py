@@ -8,7 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from triton_kernel_lab.lab import check
@@ -63,10 +65,23 @@ def amid_poison(x: torch.Tensor, margin: int = 5) -> tuple[torch.Tensor, Callabl
     return inner, lambda: torch.equal(wide, before)
 
 
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """The shapes of the tensors that are made contiguous from now on."""
+    shapes: list[torch.Size] = []
+    contiguous = torch.Tensor.contiguous
+
+    def recording(x: torch.Tensor) -> torch.Tensor:
+        shapes.append(x.shape)
+        return contiguous(x)
+
+    monkeypatch.setattr(torch.Tensor, "contiguous", recording)
+    return shapes
+
+
 def gradients(
     function: Callable[..., torch.Tensor], loss: Callable[[torch.Tensor], torch.Tensor], *tensors: torch.Tensor
-) -> list[torch.Tensor | None]:
-    """The gradient of a scalar loss of the output, for each tensor that asks for one."""
+) -> list[Any]:
+    """The gradient of a scalar loss of the output with respect to each tensor; None for one that asks for none."""
     leaves = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
     loss(function(*leaves)).backward()
     return [leaf.grad for leaf in leaves]

@@ -12,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FrameType
 
 __all__ = ["FallbackError", "FallbackWarning", "Route", "fallback", "forget", "report", "strict"]
 
@@ -79,7 +81,16 @@ def fallback(operator: str, layer: str, reason: str) -> None:
         _routes[route] = None
         # A gradient through the reference is the documented path, not a surprise.
         if layer != "autograd":
-            warnings.warn(f"{operator} is served by PyTorch ({layer}: {reason}).", FallbackWarning, stacklevel=4)
+            warnings.warn(f"{operator} is served by PyTorch ({layer}: {reason}).", FallbackWarning, stacklevel=_depth())
+
+
+def _depth() -> int:
+    """How many frames above ``fallback``, itself counted, the caller's own code is."""
+    frame: FrameType | None = sys._getframe(1)
+    depth = 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("triton_kernel_lab", "torch"):
+        frame, depth = frame.f_back, depth + 1
+    return depth
 
 
 def report() -> list[Route]:

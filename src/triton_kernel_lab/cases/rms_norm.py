@@ -36,6 +36,12 @@ def inputs(dims: Dims, dtype: torch.dtype, generator: torch.Generator) -> Tensor
     return randn(dims, dtype, generator), randn(dims[-1:], dtype, generator, mean=1.0, scale=0.1)
 
 
+def _small_values(dims: Dims, dtype: torch.dtype, generator: torch.Generator) -> Tensors:
+    """Values about 1e-3, whose mean square is that of eps: a wrong eps shows nowhere else."""
+    x, weight = inputs(dims, dtype, generator)
+    return x * 2.0**-10, weight
+
+
 def _wide_weight(dims: Dims, dtype: torch.dtype, generator: torch.Generator) -> Tensors:
     x, weight = inputs(dims, dtype, generator)
     return x, weight.float()
@@ -120,6 +126,14 @@ CASE = Case(
             lambda *a: inputs(*a)[:1],
             lambda x: rms_norm(x, None, EPS),
             lambda x: eager(x, torch.ones_like(x[0])),
+            oracle,
+            dims=((128, 1024), (3, 5121)),
+        ),
+        Variant(
+            "small_values",
+            _small_values,
+            lambda x, w: rms_norm(x, w, EPS),
+            eager,
             oracle,
             dims=((128, 1024), (3, 5121)),
         ),

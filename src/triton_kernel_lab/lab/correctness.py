@@ -84,6 +84,8 @@ def run(project: Project, kernel: str, progress: Callable[[str], None] = lambda 
     Raises:
         CorrectnessError: at least one cell failed; the artifact is written first.
     """
+    # Read first, so that a missing environment is told before the work and not after it.
+    inputs = [artifacts.input_record(project.root, project.artifacts / "environment.json")]
     case = load(kernel)
     smoke = project.runner == "cpu"
     device = torch.device("cpu") if smoke else torch.device("cuda", torch.cuda.current_device())
@@ -106,7 +108,7 @@ def run(project: Project, kernel: str, progress: Callable[[str], None] = lambda 
                 "version": __version__,
                 "source_sha256": stage_digest(project.root, "correctness", kernel),
             },
-            "inputs": [artifacts.input_record(project.root, project.artifacts / "environment.json")],
+            "inputs": inputs,
             "runner": project.runner,
             "kernel": kernel,
             "served_by": "interpreter" if INTERPRET else "triton",

@@ -40,12 +40,17 @@ def _one_process(plan: Mapping[str, Any], progress: Callable[[str], None]) -> di
         plan_path, output = Path(folder, "plan.json"), Path(folder, "raw.json")
         plan_path.write_text(json.dumps(plan), encoding="utf-8")
         command = [sys.executable, "-m", "triton_kernel_lab.lab.worker", str(plan_path), str(output)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        # Into a file: a pipe that nobody reads yet would stop a talkative process.
+        with (
+            open(Path(folder, "errors.txt"), "w+", encoding="utf-8") as stream,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stream, text=True) as process,
+        ):
             assert process.stdout is not None
-            assert process.stderr is not None
             for line in process.stdout:
                 progress(line.strip())
-            errors = process.stderr.read()
+            process.wait()
+            stream.seek(0)
+            errors = stream.read()
         if process.returncode:
             last = errors.strip().splitlines()[-1] if errors.strip() else f"exit code {process.returncode}"
             raise MeasurementError(f"timing of {plan['kernel']}: process {plan['index']} failed: {last}\n{errors}")

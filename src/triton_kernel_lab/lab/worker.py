@@ -38,7 +38,8 @@ def _failures(case: Case, candidate: candidates.Candidate, inputs: Tensors, dtyp
     references = check.as_tuple(variant.oracle(*(tensor.clone() for tensor in inputs)))
     eager = check.as_tuple(variant.eager(*(tensor.clone() for tensor in inputs)))
     worst = max((check.measure(out, ref) for out, ref in zip(eager, references, strict=True)), key=_badness)
-    return check.run_checked(candidate.call, inputs, references, dtype, check.limit(dtype, worst))[1]
+    bound, ours = check.limit(dtype, worst), candidate.role == "triton"
+    return check.run_checked(candidate.call, inputs, references, dtype, bound, poison=ours)[1]
 
 
 def _badness(error: check.Error) -> float:

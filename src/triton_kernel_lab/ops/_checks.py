@@ -8,7 +8,7 @@ from torch.autograd import forward_ad
 from triton_kernel_lab import routing
 from triton_kernel_lab.ops._triton import HAS_TRITON, INTERPRET
 
-__all__ = ["FLOATS", "expect", "expect_alike", "expect_float", "note_autograd", "served_by_triton", "wants_grad"]
+__all__ = ["FLOATS", "expect", "expect_alike", "expect_float", "note_autograd", "refusal", "wants_grad"]
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -38,19 +38,17 @@ def wants_grad(*tensors: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-def served_by_triton(operator: str, x: torch.Tensor, *others: torch.Tensor | None) -> bool:
-    """Whether the Triton kernel takes these tensors; a fallback is recorded if not."""
+def refusal(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[str, str] | None:
+    """The layer and the reason why the Triton kernel does not take these tensors, or None where it does."""
     dtypes = {tensor.dtype for tensor in (x, *others) if tensor is not None}
     if not HAS_TRITON:
-        routing.fallback(operator, "import", "Triton is not installed")
-    elif not (x.is_cuda or (INTERPRET and x.device.type == "cpu")):
-        routing.fallback(operator, "device", f"tensors are on {x.device.type}, not on a CUDA device")
-    elif not dtypes <= set(FLOATS):
-        names = ", ".join(sorted(str(dtype) for dtype in dtypes - set(FLOATS)))
-        routing.fallback(operator, "inputs", f"the kernel takes float16, bfloat16 and float32, not {names}")
-    else:
-        return True
-    return False
+        return "import", "Triton is not installed"
+    if not (x.is_cuda or (INTERPRET and x.device.type == "cpu")):
+        return "device", f"tensors are on {x.device.type}, not on a CUDA device"
+    if unknown := dtypes - set(FLOATS):
+        names = ", ".join(sorted(map(str, unknown)))
+        return "inputs", f"the kernel takes float16, bfloat16 and float32, not {names}"
+    return None
 
 
 def note_autograd(operator: str) -> None:

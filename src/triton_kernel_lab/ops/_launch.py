@@ -106,6 +106,7 @@ def forced(config: Config) -> Iterator[None]:
         yield
     finally:
         _forced.pop()
+        forget_plans()
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from triton_kernel_lab import routing
 from triton_kernel_lab.ops import _checks, _launch
 from triton_kernel_lab.ops._rows import row_count, row_layout
 from triton_kernel_lab.ops._triton import INTERPRET, tl, triton
@@ -186,8 +187,14 @@ def _plan(x: torch.Tensor, weight: torch.Tensor | None, eps: float, casting: str
     _check(x, weight, eps, casting)
     if x.is_meta:
         return lambda x, weight: x.new_empty(x.shape)
-    if not _checks.served_by_triton(NAME, x, weight):
-        return lambda x, weight: rms_norm_reference(x, weight, eps, casting=casting, offset=offset)
+    if refusal := _checks.refusal(x, weight):
+
+        def fall_back(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+            # Noted on each call: strict mode and the record may have changed since the plan was made.
+            routing.fallback(NAME, *refusal)
+            return rms_norm_reference(x, weight, eps, casting=casting, offset=offset)
+
+        return fall_back
     # An empty tensor counts as contiguous whatever its strides, so it must leave first.
     if x.numel() == 0:
         return lambda x, weight: x.new_empty(x.shape)
@@ -256,8 +263,8 @@ def rms_norm(
     """Root-mean-square normalisation over the last dimension.
 
     ``y = x / sqrt(mean(x^2) + eps) * (weight + offset)``, Zhang and Sennrich
-    2019, equation 4. The mean is taken in fp32; x^2 beyond the fp32 range
-    (|x| > 1.8e19) gives rows of zeros, as in PyTorch.
+    2019, equation 4. The mean is taken in fp32; a row whose sum of x^2 leaves
+    the fp32 range (3.4e38) comes out as zeros, as in PyTorch.
 
     Args:
         x: float16, bfloat16 or float32 [..., N] with any strides. Rows that lie
@@ -284,9 +291,14 @@ def rms_norm(
         _check(x, weight, eps, casting)
         _checks.note_autograd(NAME)
         return rms_norm_reference(x, weight, eps, casting=casting, offset=offset)
-    # The dispatcher also materialises a lazy negation, which the memory does not show.
-    lazy = x.is_neg() or (weight is not None and weight.is_neg())
-    if torch.compiler.is_compiling() or lazy or type(x) not in _launch.PLAIN_TYPES:
+    # The dispatcher also materialises a lazy negation, which the memory does not show. Compiling is asked
+    # first, because Dynamo cannot trace is_neg.
+    if (
+        torch.compiler.is_compiling()
+        or type(x) not in _launch.PLAIN_TYPES
+        or x.is_neg()
+        or (weight is not None and weight.is_neg())
+    ):
         result: torch.Tensor = _rms_norm_op(x, weight, eps, casting, offset)
         return result
     return _forward(x, weight, eps, casting, offset)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from triton_kernel_lab import routing
 from triton_kernel_lab.ops import _checks, _launch
 from triton_kernel_lab.ops._rows import RowLayout, row_count, row_layout
 from triton_kernel_lab.ops._triton import tl, triton
@@ -89,8 +90,14 @@ def _plan(gate: torch.Tensor, up: torch.Tensor) -> Any:
     _check(gate, up)
     if gate.is_meta:
         return lambda gate, up: gate.new_empty(gate.shape)
-    if not _checks.served_by_triton(NAME, gate, up):
-        return swiglu_reference
+    if refusal := _checks.refusal(gate, up):
+
+        def fall_back(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+            # Noted on each call: strict mode and the record may have changed since the plan was made.
+            routing.fallback(NAME, *refusal)
+            return swiglu_reference(gate, up)
+
+        return fall_back
     # An empty tensor counts as contiguous whatever its strides, so it must leave first.
     if gate.numel() == 0:
         return lambda gate, up: gate.new_empty(gate.shape)
@@ -177,9 +184,14 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         _check(gate, up)
         _checks.note_autograd(NAME)
         return swiglu_reference(gate, up)
-    # The dispatcher also materialises a lazy negation, which the memory does not show.
-    lazy = gate.is_neg() or up.is_neg()
-    if torch.compiler.is_compiling() or lazy or not {type(gate), type(up)} <= _launch.PLAIN_TYPES:
+    # The dispatcher also materialises a lazy negation, which the memory does not show. Compiling is asked
+    # first, because Dynamo cannot trace is_neg.
+    if (
+        torch.compiler.is_compiling()
+        or not {type(gate), type(up)} <= _launch.PLAIN_TYPES
+        or gate.is_neg()
+        or up.is_neg()
+    ):
         result: torch.Tensor = _swiglu_op(gate, up)
         return result
     return _forward(gate, up)

@@ -1,0 +1,233 @@
+"""The yardsticks: what each case says an operator costs, what its oracle is, and how shapes are read."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from operator_checks import DEVICE, DTYPES
+
+from triton_kernel_lab.cases import rms_norm as norm_case
+from triton_kernel_lab.cases import swiglu as gate_case
+from triton_kernel_lab.cases._base import (
+    DTYPES as NAMED,
+)
+from triton_kernel_lab.cases._base import (
+    Cost,
+    Dims,
+    dtype_name,
+    find,
+    load,
+    parse_shape,
+    randn,
+    shape_name,
+)
+from triton_kernel_lab.lab.check import as_tuple
+from triton_kernel_lab.lab.timing import cost_record
+from triton_kernel_lab.project import kernel_names
+
+ROOT = Path(__file__).parents[1]
+KERNELS = kernel_names(ROOT)
+VARIANTS = [
+    pytest.param(kernel, number, id=f"{kernel}-{variant.name}")
+    for kernel in KERNELS
+    for number, variant in enumerate(load(kernel).variants)
+]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dims", "dtype", "expected"),
+    [
+        (
+            "rms_norm",
+            (128, 1024),
+            torch.float16,
+            Cost({"x": 262_144, "weight": 2_048}, {"y": 262_144}, 524_288, "float32"),
+        ),
+        (
+            "rms_norm",
+            (2048, 65536),
+            torch.bfloat16,
+            Cost({"x": 268_435_456, "weight": 131_072}, {"y": 268_435_456}, 536_870_912, "float32"),
+        ),
+        ("rms_norm", (3, 5), torch.float32, Cost({"x": 60, "weight": 20}, {"y": 60}, 60, "float32")),
+        (
+            "swiglu",
+            (128, 1024),
+            torch.float16,
+            Cost({"gate": 262_144, "up": 262_144}, {"y": 262_144}, 524_288, "float32"),
+        ),
+        (
+            "swiglu",
+            (8192, 14336),
+            torch.bfloat16,
+            Cost({"gate": 234_881_024, "up": 234_881_024}, {"y": 234_881_024}, 469_762_048, "float32"),
+        ),
+        ("swiglu", (3, 5), torch.float32, Cost({"gate": 60, "up": 60}, {"y": 60}, 60, "float32")),
+    ],
+)
+def test_f77_costs_are_those_worked_out_by_hand(kernel: str, dims: Dims, dtype: torch.dtype, expected: Cost) -> None:
+    """Each input is read once and each output written once, in bytes; four operations an element."""
+    assert load(kernel).cost(dims, dtype) == expected
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_f77_costs_are_the_bytes_of_the_tensors(kernel: str) -> None:
+    """The bytes of a case are those of the tensors that its timed variant takes and gives."""
+    case = load(kernel)
+    for dtype in DTYPES:
+        inputs = case.variants[0].inputs((7, 48), dtype, torch.Generator(DEVICE).manual_seed(0))
+        (output,) = as_tuple(case.variants[0].eager(*inputs))
+        cost = case.cost((7, 48), dtype)
+        assert sum(cost.read.values()) == sum(tensor.numel() * tensor.element_size() for tensor in inputs)
+        assert list(cost.write.values()) == [output.numel() * output.element_size()]
+
+
+def test_f77_tracked_timings_carry_the_costs_of_their_cases() -> None:
+    """No tracked timing was divided by bytes that the case no longer says."""
+    for path in sorted(ROOT.glob("artifacts/*/timing/*.json")):
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            case = load(path.stem)
+            expected = case.cost(case.parse_dims(cell["shape"]), NAMED[cell["dtype"]])
+            assert cell["cost"] == cost_record(expected), f"{path}: {cell['shape']} {cell['dtype']}"
+
+
+# Oracles.
+
+
+def slow_rms_norm(row: list[float], weight: list[float], offset: float) -> list[float]:
+    mean = math.fsum(value * value for value in row) / len(row)
+    return [value / math.sqrt(mean + norm_case.EPS) * (w + offset) for value, w in zip(row, weight, strict=True)]
+
+
+def slow_swiglu(gate: list[float], up: list[float]) -> list[float]:
+    return [g / (1 + math.exp(-g)) * u for g, u in zip(gate, up, strict=True)]
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_the_oracle_of_rms_norm_is_the_formula(offset: float) -> None:
+    """Row by row with exact sums, the same to 14 digits."""
+    x, weight = norm_case.inputs((3, 41), torch.float16, torch.Generator().manual_seed(1))
+    found = norm_case.oracle(x, weight, offset)
+    assert found.dtype == torch.float64
+    for row, y in zip(x.tolist(), found.tolist(), strict=True):
+        assert y == pytest.approx(slow_rms_norm(row, weight.tolist(), offset), rel=1e-14)
+    assert torch.equal(norm_case.oracle(x), norm_case.oracle(x, torch.ones_like(weight)))
+
+
+def test_the_oracle_of_swiglu_is_the_formula() -> None:
+    """Element by element, the same to 14 digits."""
+    gate, up = gate_case.inputs((3, 41), torch.float16, torch.Generator().manual_seed(1))
+    found = gate_case.oracle(gate, up)
+    assert found.dtype == torch.float64
+    for g, u, y in zip(gate.tolist(), up.tolist(), found.tolist(), strict=True):
+        assert y == pytest.approx(slow_swiglu(g, u), rel=1e-14)
+
+
+@pytest.mark.parametrize(("kernel", "number"), VARIANTS)
+def test_eager_and_oracle_mean_the_same_operator(kernel: str, number: int) -> None:
+    """In fp32 the eager form of each variant is its oracle to single precision, in x's shape."""
+    variant = load(kernel).variants[number]
+    inputs = variant.inputs((5, 48), torch.float32, torch.Generator(DEVICE).manual_seed(2))
+    (eager,), (oracle,) = as_tuple(variant.eager(*inputs)), as_tuple(variant.oracle(*inputs))
+    assert oracle.dtype == torch.float64
+    assert torch.allclose(eager.double(), oracle, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_library_operators_mean_the_same_operator(kernel: str) -> None:
+    """What is timed as torch's own operator for the job does the job."""
+    case = load(kernel)
+    inputs = case.variants[0].inputs((5, 48), torch.float32, torch.Generator(DEVICE).manual_seed(2))
+    (oracle,) = as_tuple(case.variants[0].oracle(*inputs))
+    for call in case.library.values():
+        (output,) = as_tuple(call(*inputs))
+        assert torch.allclose(output.double(), oracle, rtol=1e-5, atol=1e-6)
+
+
+# Inputs.
+
+
+@pytest.mark.parametrize(("kernel", "number"), VARIANTS)
+def test_inputs_are_seeded_random_and_have_a_signal(kernel: str, number: int) -> None:
+    """The same seed gives the same tensors, another seed others; none is mostly zeros."""
+    variant = load(kernel).variants[number]
+    first, again, other = (
+        variant.inputs((8, 64), torch.float16, torch.Generator(DEVICE).manual_seed(seed)) for seed in (1, 1, 2)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    assert all((tensor != 0).double().mean() > 0.99 for tensor in first)
+    assert all(output.abs().mean() > 0.05 for output in as_tuple(variant.run(*first)))
+
+
+def test_random_numbers_have_mean_and_scale() -> None:
+    """Normal numbers about the mean, and an empty shape without a draw."""
+    values = randn((100, 100), torch.float32, torch.Generator().manual_seed(0), mean=1.0, scale=0.1)
+    assert values.mean().item() == pytest.approx(1.0, abs=0.01)
+    assert values.std().item() == pytest.approx(0.1, abs=0.01)
+    assert randn((0, 4), torch.float16, torch.Generator()).shape == (0, 4)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_shapes_and_buckets_fit_the_axes(kernel: str) -> None:
+    """Every shape of a case has its axes, what is timed is also checked, and each bucket covers its own shape."""
+    case = load(kernel)
+    assert case.name == kernel
+    for dims in (*case.timed, *case.checked, *case.smoke, *(bucket.dims for bucket in case.buckets)):
+        assert len(dims) == len(case.axes)
+    assert set(case.timed) <= set(case.checked)
+    assert set(case.timed_dtypes) <= set(case.checked_dtypes) <= set(NAMED)
+    assert len({variant.name for variant in case.variants}) == len(case.variants)
+    assert all(bucket.configs for bucket in case.buckets)
+
+
+# Names.
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_kernel_is_found_by_both_its_names(kernel: str) -> None:
+    """The registry's name and the command line's find the same case."""
+    assert find(kernel) is find(load(kernel).cli_name) is load(kernel)
+
+
+@pytest.mark.parametrize("name", ["", "rms", "RMSNorm", "cases"])
+def test_an_unknown_kernel_is_named_with_the_known_ones(name: str) -> None:
+    """The sentence says what was asked for and what there is."""
+    with pytest.raises(ValueError, match=r"^kernel .*: expected one of rmsnorm, swiglu\.$"):
+        find(name)
+
+
+@pytest.mark.parametrize("text", ["128x1024", "128X1024", "0128x1024"])
+def test_a_shape_is_whole_numbers_joined_by_x(text: str) -> None:
+    """Read back as the dimensions, whichever case the x has."""
+    assert parse_shape(text) == (128, 1024)
+    assert shape_name(parse_shape(text)) == "128x1024"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "128x", "x128", "0x4", "4x0", "-1x4", "1.5x4", "4 x 4", "4*4", "four", "٤x4", "²x4", "1_0x4", "+4x4"],
+)
+def test_anything_else_is_no_shape(text: str) -> None:
+    """One sentence with the text and an example."""
+    with pytest.raises(
+        ValueError, match=r"^shape .*: expected positive whole numbers joined by x, such as 128x1024\.$"
+    ):
+        parse_shape(text)
+
+
+@pytest.mark.parametrize(("text", "count"), [("128", 1), ("1x2x3", 3)])
+def test_a_shape_of_another_rank_is_refused(text: str, count: int) -> None:
+    """The sentence names the axes that the kernel has."""
+    with pytest.raises(ValueError, match=rf"^rmsnorm: shape {text}: expected MxN, found {count} numbers\.$"):
+        load("rms_norm").parse_dims(text)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_dtypes_go_by_torchs_own_names(name: str) -> None:
+    """A dtype and its name are each other's."""
+    assert dtype_name(NAMED[name]) == name

@@ -1,0 +1,232 @@
+"""Routing: who serves a call, what is recorded of it, and what strict mode refuses."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import operator_checks as checks
+import pytest
+import torch
+from operator_checks import DEVICE, randn
+
+from triton_kernel_lab import rms_norm, routing, swiglu
+from triton_kernel_lab.ops import _launch
+from triton_kernel_lab.routing import FallbackError, FallbackWarning, Route
+
+WIDE = Route("rms_norm", "torch", "inputs", "the kernel takes float16, bfloat16 and float32, not torch.float64")
+
+
+@pytest.fixture(autouse=True)
+def nothing_recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test begins with an empty record, no plans, and without the strict mode of the environment."""
+    monkeypatch.delenv("TRITON_KERNEL_LAB_STRICT", raising=False)
+    for clear in (routing.forget, _launch.forget_plans):
+        clear()
+    yield
+    for clear in (routing.forget, _launch.forget_plans):
+        clear()
+
+
+def wide(*shape: int) -> torch.Tensor:
+    return torch.ones(shape or (2, 8), dtype=torch.float64, device=DEVICE)
+
+
+def heard(call: object, *arguments: object) -> list[str]:
+    """What a call warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call(*arguments)  # type: ignore[operator]
+    return [str(warning.message) for warning in caught if warning.category is FallbackWarning]
+
+
+def test_triton_serves_without_a_word() -> None:
+    """A call that Triton takes leaves no route and no warning."""
+    assert heard(rms_norm, randn(2, 8)) == []
+    assert routing.report() == []
+
+
+def test_float64_is_served_by_pytorch_with_the_reason() -> None:
+    """The kernel does not take float64: PyTorch computes it in float64, warns and records why."""
+    x = torch.tensor([[3.0, 4.0]], dtype=torch.float64, device=DEVICE)
+    with pytest.warns(FallbackWarning, match=r"^rms_norm is served by PyTorch \(inputs: .*not torch.float64\)\.$"):
+        y = rms_norm(x, eps=0.0)
+    assert y.dtype == torch.float64
+    assert y.tolist() == [pytest.approx([3 / 12.5**0.5, 4 / 12.5**0.5], rel=1e-15)]
+    assert routing.report() == [WIDE]
+
+
+def test_a_warning_points_at_the_call() -> None:
+    """The file of the warning is the caller's, so that a filter or a reader finds the call."""
+    with pytest.warns(FallbackWarning) as caught:
+        rms_norm(wide())
+    assert caught[0].filename == __file__
+
+
+def test_f18_a_float64_weight_falls_back_too() -> None:
+    """One tensor that the kernel does not take is enough, and the output still has x's dtype."""
+    with pytest.warns(FallbackWarning, match="not torch.float64"):
+        y = rms_norm(randn(2, 8, dtype=torch.float16), wide(8))
+    assert y.dtype == torch.float16
+
+
+def test_a_route_warns_once_and_is_recorded_once() -> None:
+    """Other shapes, and the same again, take the route in silence; another operator has its own."""
+    said = [heard(rms_norm, wide(rows, 8)) for rows in (2, 2, 3)]
+    assert [len(each) for each in said] == [1, 0, 0]
+    assert len(heard(swiglu, wide(), wide())) == 1
+    assert [route.operator for route in routing.report()] == ["rms_norm", "swiglu"]
+
+
+def test_a_forgotten_route_warns_again() -> None:
+    """After forget the next fallback is news, although the same call was served before."""
+    assert len(heard(rms_norm, wide())) == 1
+    routing.forget()
+    assert routing.report() == []
+    assert len(heard(rms_norm, wide())) == 1
+    assert routing.report() == [WIDE]
+
+
+@pytest.mark.filterwarnings("ignore::triton_kernel_lab.routing.FallbackWarning")
+@pytest.mark.parametrize("before", [False, True])
+def test_strict_mode_refuses_what_triton_does_not_serve(before: bool) -> None:
+    """Strict mode raises with the reason, also where the same call was served before it."""
+    if before:
+        rms_norm(wide())
+        swiglu(wide(), wide())
+    with routing.strict():
+        with pytest.raises(FallbackError, match=r"^rms_norm: not served by Triton \(inputs: .*strict mode is on\.$"):
+            rms_norm(wide())
+        with pytest.raises(FallbackError, match=r"^swiglu: not served"):
+            swiglu(wide(), wide())
+
+
+@pytest.mark.filterwarnings("ignore::triton_kernel_lab.routing.FallbackWarning")
+def test_strict_mode_ends_with_its_context_and_nests() -> None:
+    """The innermost context decides, and after the outermost the environment does."""
+    with routing.strict():
+        with routing.strict(False):
+            rms_norm(wide())
+        with pytest.raises(FallbackError):
+            routing.fallback("rms_norm", "inputs", "a reason")
+    rms_norm(wide())
+
+
+@pytest.mark.filterwarnings("ignore::triton_kernel_lab.routing.FallbackWarning")
+@pytest.mark.parametrize(("value", "strict"), [("1", True), ("yes", True), ("0", False), ("", False)])
+def test_the_environment_can_ask_for_strict_mode(monkeypatch: pytest.MonkeyPatch, value: str, strict: bool) -> None:
+    """TRITON_KERNEL_LAB_STRICT is strict unless it is empty or 0, and a context overrules it."""
+    monkeypatch.setenv("TRITON_KERNEL_LAB_STRICT", value)
+    if strict:
+        with pytest.raises(FallbackError):
+            rms_norm(wide())
+    else:
+        rms_norm(wide())
+    with routing.strict(False):
+        rms_norm(wide(3, 8))
+
+
+def test_a_wanted_gradient_is_recorded_without_a_warning() -> None:
+    """Differentiating is the documented path: it stands in the record, and warns nobody."""
+    assert heard(rms_norm, randn(2, 8).requires_grad_()) == []
+    assert [(route.layer, route.served_by) for route in routing.report()] == [("autograd", "torch")]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_wrong_argument_is_no_fallback(strict: bool) -> None:
+    """The operator's own errors propagate, whether or not Triton would have served the call."""
+    sentence = r"^rms_norm: weight: expected shape \(8,\), got \(7,\)\.$"
+    with routing.strict(strict), pytest.raises(ValueError, match=sentence):
+        rms_norm(wide(), wide(7))
+    assert routing.report() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "kind", "sentence"),
+    [
+        ((torch.ones(2, 8, dtype=torch.int32),), {}, TypeError, "x: expected a floating-point tensor, got torch.int32"),
+        ((torch.tensor(1.0),), {}, ValueError, "x: expected at least one dimension, got a scalar"),
+        ((torch.ones(2, 8), torch.ones(1, 8)), {}, ValueError, "weight: expected shape (8,), got (1, 8)"),
+        (
+            (torch.ones(2, 8), torch.ones(8, dtype=torch.int64)),
+            {},
+            TypeError,
+            "weight: expected a floating-point tensor, got torch.int64",
+        ),
+        (
+            (torch.ones(2, 8), torch.ones(8, device="meta")),
+            {},
+            ValueError,
+            "weight: expected the device of x, cpu, got meta",
+        ),
+        ((torch.ones(2, 8),), {"eps": -1e-6}, ValueError, "eps: expected a number that is not negative, got -1e-06"),
+        (
+            (torch.ones(2, 8),),
+            {"eps": float("nan")},
+            ValueError,
+            "eps: expected a number that is not negative, got nan",
+        ),
+        (
+            (torch.ones(2, 8),),
+            {"casting": "bert"},
+            ValueError,
+            "casting: expected one of ('llama', 'gemma'), got 'bert'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("wants_grad", [False, True])
+def test_errors_name_argument_expected_and_found(
+    arguments: tuple[torch.Tensor, ...],
+    options: dict[str, Any],
+    kind: type[Exception],
+    sentence: str,
+    wants_grad: bool,
+) -> None:
+    """Each wrong argument is one sentence, on the way to Triton and on the way to PyTorch."""
+    x, *rest = arguments
+    if wants_grad and x.is_floating_point():
+        x = x.clone().requires_grad_()
+    with pytest.raises(kind) as caught:
+        rms_norm(x, *rest, **options)
+    assert str(caught.value) == f"rms_norm: {sentence}."
+
+
+MISSING = """
+import sys
+sys.modules["triton"] = None
+import torch, warnings
+warnings.simplefilter("ignore")
+from triton_kernel_lab import rms_norm, routing, swiglu_packed
+assert rms_norm(torch.ones(2, 8), eps=3.0).tolist() == [[0.5] * 8] * 2
+assert swiglu_packed(torch.zeros(2, 8)).tolist() == [[0.0] * 4] * 2
+for route in routing.report():
+    print(route.operator, route.served_by, route.layer, route.reason, sep="|")
+"""
+
+
+def test_without_triton_pytorch_serves() -> None:
+    """Where Triton is not installed the operators import, answer through PyTorch, and say so."""
+    done = checks.run_python(MISSING)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"{operator}|torch|import|Triton is not installed" for operator in ("rms_norm", "swiglu")
+    ]
+
+
+ELSEWHERE = """
+import torch, warnings
+from triton_kernel_lab import rms_norm, routing
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    assert rms_norm(torch.ones(2, 8), eps=3.0).tolist() == [[0.5] * 8] * 2
+print(*(warning.message for warning in caught))
+"""
+
+
+def test_tensors_that_are_not_on_a_gpu_are_served_by_pytorch() -> None:
+    """Without the interpreter a CPU tensor goes to PyTorch with the device as the reason."""
+    done = checks.run_python(ELSEWHERE, TRITON_INTERPRET="0")
+    assert done.returncode == 0, done.stderr
+    said = "rms_norm is served by PyTorch (device: tensors are on cpu, not on a CUDA device)."
+    assert done.stdout.splitlines() == [said]

@@ -71,6 +71,13 @@ def from_freed_memory(variant: Any) -> Run:
     return run
 
 
+def raising(variant: Any) -> Run:
+    def run(*tensors: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of resources")
+
+    return run
+
+
 IMPOSTORS: dict[str, tuple[Callable[[Any], Run], str]] = {
     "zeros": (lambda variant: lambda *tensors: torch.zeros_like(variant.run(*tensors)), "norm off by 1"),
     "nan": (lambda variant: lambda *tensors: torch.full_like(variant.run(*tensors), math.nan), "NaN or infinity"),
@@ -80,6 +87,7 @@ IMPOSTORS: dict[str, tuple[Callable[[Any], Run], str]] = {
     "half_as_wide": (lambda variant: lambda *tensors: variant.run(*tensors)[..., ::2], "output is (8, 64)"),
     "wrong_dtype": (lambda variant: lambda *tensors: variant.run(*tensors).double(), "torch.float64"),
     "wrong_eps": (shifted_eps, "off by"),
+    "raises": (raising, "raised RuntimeError: out of resources"),
     "unwritten_tail": (with_tail_left_out, "NaN or infinity"),
     "freed_memory": (from_freed_memory, "NaN or infinity"),
     "zeroed_inputs": (zeroing_inputs, "input 0 was changed"),

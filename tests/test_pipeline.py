@@ -41,6 +41,9 @@ def fill(text: str, kernel: str | None, runner: str = "RUNNER") -> str:
     return text.replace("${item.kernel}", str(kernel)).replace("${runner}", runner)
 
 
+MEASURED_FROM = [f"src/triton_kernel_lab/{name}" for name in ("cases", "lab", "ops", "routing.py")]
+
+
 def deps(stage: str, kernel: str | None, runner: str = "RUNNER") -> list[str]:
     return [fill(dep, kernel, runner) for dep in PIPELINE["stages"][stage]["deps"]]
 
@@ -76,7 +79,17 @@ def test_stages_are_those_whose_sources_are_known() -> None:
 def test_sources_of_a_stage_are_all_that_its_code_imports(stage: str, kernel: str | None) -> None:
     """No first-party module that a stage imports is missing from its deps, and none is listed that it does not."""
     declared = [dep for dep in deps(stage, kernel) if not dep.startswith("artifacts/")]
+    if stage == "roofline":
+        assert set(MEASURED_FROM) <= set(declared)
+        declared = [dep for dep in declared if dep not in MEASURED_FROM]
     assert sorted(declared) == sorted(expected_sources(stage, kernel))
+
+
+def test_roofline_depends_on_all_that_a_measurement_was_made_from() -> None:
+    """No source of a measuring stage lies outside the folders whose change makes the report say stale."""
+    measuring = [*expected_sources("ceilings", None)]
+    measuring += [path for k in KERNELS for stage in ("correctness", "timing") for path in expected_sources(stage, k)]
+    assert all(any(Path(path).is_relative_to(folder) for folder in MEASURED_FROM) for path in measuring)
 
 
 @pytest.mark.parametrize(("stage", "kernel"), RUNS)
@@ -229,15 +242,22 @@ def test_repro_refuses_a_host_that_is_not_the_runner(checkout: Path) -> None:
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
-def test_verify_names_the_kernel_whose_sources_changed(checkout: Path) -> None:
-    """An edited case makes that kernel's artifacts stale, by name, and the other kernel's not."""
+def test_a_report_of_changed_sources_says_that_it_is_stale(checkout: Path) -> None:
+    """An edited case makes verify fail until the report is derived again; then the report names the kernel as stale."""
     assert verify(checkout).returncode == 0
     with (checkout / "src/triton_kernel_lab/cases" / f"{KERNELS[0]}.py").open("a") as stream:
         stream.write("# another input\n")
     done = verify(checkout)
     assert done.returncode == 1
+    assert "roofline.json: $.stale" in done.stderr
     named = re.findall(r"stage (\w+) of kernel (\w+): its sources changed since", done.stderr)
     assert named == [("correctness", KERNELS[0]), ("timing", KERNELS[0])]
+    for stage in PURE.values():
+        stage(find_project(checkout))
+    assert verify(checkout).returncode == 0
+    said = f"**Stale:** the sources of `correctness@{KERNELS[0]}`, `timing@{KERNELS[0]}` have changed since"
+    assert said in (checkout / "README.md").read_text()
+    assert said in (checkout / "reports" / synthetic.RUNNER / "results.md").read_text()
 
 
 def verify(root: Path) -> subprocess.CompletedProcess[str]:

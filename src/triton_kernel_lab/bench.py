@@ -130,7 +130,7 @@ def run(request: Request, root: Path, log: Log) -> dict[str, Any]:
     return {
         "artifact_kind": "report",
         "schema_version": 1,
-        "claim_kind": "exploratory" if git["git_tree_dirty"] else "measured",
+        "claim_kind": "measured" if git["git_tree_dirty"] is False else "exploratory",
         "producer": {
             "package": "triton-kernel-lab",
             "version": __version__,

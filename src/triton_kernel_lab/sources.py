@@ -11,12 +11,12 @@ import ast
 import functools
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from triton_kernel_lab.project import Project, kernel_names
 
-__all__ = ["STAGES", "SourceError", "stage_digest", "stage_sources", "stale"]
+__all__ = ["STAGES", "SourceError", "stage_digest", "stage_sources", "stale", "stale_measurements"]
 
 _PACKAGE = "triton_kernel_lab"
 
@@ -32,6 +32,9 @@ STAGES: dict[str, tuple[str, ...]] = {
     "tables": ("report/tables.py",),
     "readme": ("report/readme.py",),
 }
+
+# What only the runner can make again.
+_MEASURED = frozenset({"environment", "ceilings", "correctness", "timing"})
 
 # These serialise artifacts and locate files; no edit of theirs can change a number, and with them in
 # the digest a new schema check would ask for a new measurement. Nor does the walk ever reach an
@@ -79,15 +82,27 @@ def stale(project: Project) -> list[str]:
 
     An artifact that is missing or broken is not stale: ``verify`` names those.
     """
-    found: list[str] = []
+    sentences = []
+    for stage, target, path in _stale(project):
+        where, (_, _, kernel) = path.relative_to(project.root).as_posix(), target.partition("@")
+        of_kernel = f" of kernel {kernel}" if kernel else ""
+        sentences.append(f"{where}: stage {stage}{of_kernel}: its sources changed since; run `dvc repro {target}`.")
+    return sentences
+
+
+def _stale(project: Project, stages: Collection[str] = tuple(STAGES)) -> Iterator[tuple[str, str, Path]]:
+    """Stage, DVC's name for it, and artifact of whatever other sources made."""
     for stage, kernel, path in _artifacts(project):
+        if stage not in stages:
+            continue
         recorded = _recorded_digest(path)
         if recorded is not None and recorded != stage_digest(project.root, stage, kernel):
-            where = path.relative_to(project.root).as_posix()
-            target = f"{stage}@{kernel}" if kernel else stage
-            of_kernel = f" of kernel {kernel}" if kernel else ""
-            found.append(f"{where}: stage {stage}{of_kernel}: its sources changed since; run `dvc repro {target}`.")
-    return found
+            yield stage, f"{stage}@{kernel}" if kernel else stage, path
+
+
+def stale_measurements(project: Project) -> list[str]:
+    """The stages, as DVC names them, whose measured artifacts other sources made than the tree holds."""
+    return [target for _, target, _ in _stale(project, _MEASURED)]
 
 
 def _package(root: Path) -> Path:

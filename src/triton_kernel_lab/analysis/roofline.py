@@ -11,7 +11,7 @@ from triton_kernel_lab.analysis.inputs import kernel_path, read_each, read_one
 from triton_kernel_lab.analysis.locator import locator
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project
-from triton_kernel_lab.sources import stage_digest
+from triton_kernel_lab.sources import stage_digest, stale_measurements
 
 __all__ = ["RooflineError", "build", "derive", "run"]
 
@@ -42,6 +42,7 @@ def derive(project: Project, environment: Artifact, ceilings: Artifact, timings:
         timings,
         inputs=[artifacts.input_record(project.root, path) for path in paths],
         source_sha256=stage_digest(project.root, "roofline"),
+        stale=stale_measurements(project),
     )
 
 
@@ -52,6 +53,7 @@ def build(
     *,
     inputs: Sequence[Mapping[str, str]],
     source_sha256: str,
+    stale: Sequence[str] = (),
 ) -> Artifact:
     """Derive a roofline artifact; pure.
 
@@ -61,6 +63,7 @@ def build(
         inputs: ``{path, sha256}`` of the environment, the ceilings and each
             timing, in this order.
         source_sha256: the digest of the sources that derive.
+        stale: the measuring stages whose sources have changed since they ran.
 
     Raises:
         RooflineError: when measured and unmeasured inputs are mixed.
@@ -80,6 +83,7 @@ def build(
         "status": ceilings["status"],
         "reason": ceilings["reason"],
         "raw": [{"path": of["path"], **locator(raw)} for of, raw in zip(inputs[1:], raw_inputs, strict=True)],
+        "stale": list(stale),
         "ceilings": summary,
         "cells": cells,
     }

@@ -161,7 +161,8 @@ def run(project: Project, progress: Callable[[str], None] = lambda line: None) -
         }
     else:
         body = _measure(project, progress)
-    exploratory = git["git_tree_dirty"] or body["status"] == "not_measured"
+    # Without git nobody can tell what was measured.
+    exploratory = git["git_tree_dirty"] is not False or body["status"] == "not_measured"
     artifacts.write(
         project.artifacts / "ceilings.json",
         {

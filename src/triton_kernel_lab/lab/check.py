@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from triton_kernel_lab.routing import FallbackError
+
 __all__ = ["Error", "Limit", "limit", "measure", "poisoned", "run_checked", "verdict"]
 
 # The floor of a limit: one unit in the last place for the worst element, half
@@ -123,12 +125,18 @@ def run_checked(
     judged. Returns the worst error over the outputs and all that is wrong.
     """
     kept = [tensor.clone() for tensor in inputs]
-    with poisoned() if poison else contextlib.nullcontext():
-        outputs = as_tuple(run(*inputs))
+    try:
+        with poisoned() if poison else contextlib.nullcontext():
+            outputs = as_tuple(run(*inputs))
+    except FallbackError:
+        raise  # Not this kernel's result, right or wrong.
+    except Exception as raised:
+        # A kernel that raises is as wrong as one that lies, and its artifact must say so.
+        return Error(None, None, None), [f"raised {type(raised).__name__}: {' '.join(str(raised).split())[:200]}"]
     failures = [
         f"input {index} was changed"
         for index, (tensor, copy) in enumerate(zip(inputs, kept, strict=True))
-        if not torch.equal(tensor, copy)
+        if not torch.allclose(tensor, copy, rtol=0, atol=0, equal_nan=True)
     ]
     if len(outputs) != len(references):
         return Error(None, None, None), [*failures, f"{len(outputs)} outputs, expected {len(references)}"]

@@ -126,7 +126,8 @@ def run(project: Project, kernel: str, progress: Callable[[str], None] = lambda 
         body |= {"status": "not_measured", "reason": "no CUDA device", "claim_kind": "exploratory"}
     else:
         cells = [(dims, dtype) for dims in case.timed for dtype in case.timed_dtypes]
-        claim = "exploratory" if git["git_tree_dirty"] else "measured"
+        # Without git nobody can tell what was measured.
+        claim = "measured" if git["git_tree_dirty"] is False else "exploratory"
         body = measure(case, cells, project.measure, progress)
         body |= {"status": "measured", "reason": None, "claim_kind": claim}
     artifacts.write(

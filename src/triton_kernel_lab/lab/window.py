@@ -143,15 +143,16 @@ class Bench:
 
     def _time_graphs(self, subjects: Sequence[Subject], samples: int) -> dict[str, Window]:
         graphs = {subject.name: self._capture(subject) for subject in subjects}
-        windows = {name: Window(calls) for name, (_, calls) in graphs.items()}
+        windows = {name: Window(calls) for name, (_, calls, _) in graphs.items()}
         order = list(graphs)
         for _ in range(samples):
             timed = {}
             for name in order:
+                graph, _, spin_cycles = graphs[name]
                 start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                torch.cuda._sleep(200_000)
+                torch.cuda._sleep(spin_cycles)
                 start.record()
-                graphs[name][0].replay()
+                graph.replay()
                 end.record()
                 timed[name] = (start, end, start.query())
             torch.cuda.synchronize()
@@ -159,8 +160,8 @@ class Bench:
             order.reverse()
         return windows
 
-    def _capture(self, subject: Subject) -> tuple[torch.cuda.CUDAGraph, int]:
-        """A graph of calls whose inputs together are at least twice the L2."""
+    def _capture(self, subject: Subject) -> tuple[torch.cuda.CUDAGraph, int, int]:
+        """A graph of calls whose inputs together are at least twice the L2, its calls, and the spin of a replay."""
         sets = subject.sets
         set_bytes = sum(tensor.numel() * tensor.element_size() for tensor in sets[0])
         wanted = min(max(math.ceil(2 * self._l2_bytes / max(set_bytes, 1)), len(sets)), _GRAPH_CALLS)
@@ -173,9 +174,14 @@ class Bench:
                 kept.append(subject.call(*inputs))
         graph.replay()
         torch.cuda.synchronize()
+        started = time.perf_counter_ns()
+        graph.replay()
+        # The device must still spin when the host is done with the launch, which for many nodes takes long.
+        spin_cycles = 200_000 + 4 * (time.perf_counter_ns() - started)
+        torch.cuda.synchronize()
         # The clones must outlive the graph, which knows only their addresses.
         graph.inputs = rotated
-        return graph, len(rotated)
+        return graph, len(rotated), spin_cycles
 
     def _time_calls(self, subjects: Sequence[Subject], samples: int) -> dict[str, Window]:
         windows = {subject.name: Window(_CALLS) for subject in subjects}

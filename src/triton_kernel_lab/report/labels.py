@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from triton_kernel_lab.artifacts import Artifact
@@ -72,7 +72,15 @@ def conditions(environment: Artifact, roofline: Artifact) -> str:
     return (
         f"Measured on {device['name'] if device else 'no device'} ({stack}) in {regime}, "
         f"with {_counts(of_regime(roofline, 'cold_clean'))}.{_CAVEATS.get(roofline['claim_kind'], '')}"
+        f"{_stale(roofline['stale'])}"
     )
+
+
+def _stale(stages: Sequence[str]) -> str:
+    if not stages:
+        return ""
+    names = ", ".join(f"`{stage}`" for stage in stages)
+    return f" **Stale:** the sources of {names} have changed since; `make repro` on this GPU measures them again."
 
 
 _CAVEATS = {

@@ -82,6 +82,7 @@ def roofline(
         "status": "measured",
         "reason": None,
         "raw": [],
+        "stale": [],
         "ceilings": None,
         "cells": [_cell(case, regime, p50_ns) for case, p50_ns in p50s.items()],
         **changed,

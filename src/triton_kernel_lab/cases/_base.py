@@ -87,7 +87,8 @@ class Case:
 
     ``variants[0]`` is the one that is timed; ``timed`` and ``checked`` are
     shapes for a GPU, ``smoke`` those for the interpreter. ``library`` holds
-    torch's own operators for the same job by the name that tables print.
+    torch's own operators for the same job by the name that tables print, and
+    ``peers`` other people's: a function that imports one and returns its call.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Case:
     timed_dtypes: tuple[str, ...] = ("float16", "bfloat16")
     checked_dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
     library: Mapping[str, Callable[..., Outputs]] = field(default_factory=dict)
+    peers: Mapping[str, Callable[[], Callable[..., Outputs]]] = field(default_factory=dict)
     buckets: tuple[Bucket, ...] = ()
 
     def parse_dims(self, text: str) -> Dims:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
-from triton_kernel_lab.cases._base import Bucket, Case, Cost, Dims, Tensors, Variant, randn
+from triton_kernel_lab.cases._base import Bucket, Case, Cost, Dims, Outputs, Tensors, Variant, randn
 from triton_kernel_lab.ops.rms_norm import rms_norm
 
 EPS = 1e-6
@@ -107,6 +109,25 @@ BUCKETS = tuple(
     )
 )
 
+
+def _liger() -> Callable[..., Outputs]:
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+    return lambda x, w: LigerRMSNormFunction.apply(x, w, EPS, 0.0, "llama", False)
+
+
+def _flashinfer() -> Callable[..., Outputs]:
+    from flashinfer.norm import rmsnorm
+
+    return lambda x, w: rmsnorm(x, w, EPS)
+
+
+def _quack() -> Callable[..., Outputs]:
+    from quack.rmsnorm import rmsnorm
+
+    return lambda x, w: rmsnorm(x, w, eps=EPS)
+
+
 CASE = Case(
     name="rms_norm",
     cli_name="rmsnorm",
@@ -179,5 +200,6 @@ CASE = Case(
     ),
     smoke=((8, 128), (3, 63), (3, 5121)),
     library={"F.rms_norm": lambda x, w: F.rms_norm(x, (x.shape[-1],), w, EPS)},
+    peers={"Liger-Kernel": _liger, "FlashInfer": _flashinfer, "quack": _quack},
     buckets=BUCKETS,
 )

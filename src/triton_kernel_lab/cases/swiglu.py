@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
-from triton_kernel_lab.cases._base import Bucket, Case, Cost, Dims, Tensors, Variant, randn
+from triton_kernel_lab.cases._base import Bucket, Case, Cost, Dims, Outputs, Tensors, Variant, randn
 from triton_kernel_lab.ops.swiglu import swiglu, swiglu_packed
 
 
@@ -54,6 +56,13 @@ CONFIGS = tuple(
     if 128 * warps <= block <= 1024 * warps
 )
 
+
+def _liger() -> Callable[..., Outputs]:
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    return lambda gate, up: LigerSiLUMulFunction.apply(gate, up)
+
+
 CASE = Case(
     name="swiglu",
     cli_name="swiglu",
@@ -75,6 +84,8 @@ CASE = Case(
     timed=((128, 1024), (512, 4096), (2048, 4096), (8192, 14336)),
     checked=((128, 1024), (512, 4096), (2048, 4096), (8192, 14336), (1, 1), (3, 63), (17, 1000), (3, 5121)),
     smoke=((8, 128), (3, 63), (3, 5121)),
+    # FlashInfer's silu_and_mul takes packed halves only, which are other inputs than these.
+    peers={"Liger-Kernel": _liger},
     # A dense tensor is launched as one long row: its size stands under columns.
     buckets=(
         Bucket(2, None, 1 << 19, (128, 1024), CONFIGS),

@@ -19,12 +19,16 @@ MODES = {"torch_compile": None, "torch_compile_max_autotune": "max-autotune-no-c
 
 @dataclass(frozen=True)
 class Candidate:
-    """A callable to time; ``role`` is triton, baseline or anchor, ``served_by`` the code that runs."""
+    """A callable to time; ``role`` is triton, baseline or anchor, ``served_by`` the code that runs.
+
+    ``unavailable`` says why there is nothing to call, where that is so.
+    """
 
     name: str
     role: str
     served_by: str
     call: Callable[..., Any]
+    unavailable: str | None = None
 
 
 def compiled(case: Case, mode: str | None) -> Callable[..., Any]:
@@ -42,6 +46,20 @@ def _copy(case: Case, dims: Dims, dtype: torch.dtype, device: torch.device) -> C
     return lambda *inputs: target.copy_(source)
 
 
+def _peer(name: str, load: Callable[[], Callable[..., Any]]) -> Candidate:
+    """Other people's kernel, or the reason why it cannot be had here."""
+    try:
+        return Candidate(name, "baseline", name, load())
+    except Exception as error:
+        # Whatever a package's import raises here, the others are still to be timed.
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+        def missing(*inputs: torch.Tensor) -> Any:
+            raise RuntimeError(reason)
+
+        return Candidate(name, "baseline", name, missing, unavailable=reason)
+
+
 def build(case: Case, dims: Dims, dtype: torch.dtype, device: torch.device) -> list[Candidate]:
     """The candidates of one cell; every torch.compile starts afresh for its shape."""
     # Without a reset the ninth shape meets Dynamo's recompile limit and runs eagerly.
@@ -53,6 +71,7 @@ def build(case: Case, dims: Dims, dtype: torch.dtype, device: torch.device) -> l
         Candidate("eager", "baseline", "torch", variant.eager),
         *(Candidate(name, "baseline", "inductor", compiled(case, mode)) for name, mode in MODES.items()),
         *(Candidate(name, "baseline", "torch", call) for name, call in case.library.items()),
+        *(_peer(name, load) for name, load in case.peers.items()),
         Candidate("copy", "anchor", "torch", _copy(case, dims, dtype, device)),
     ]
 

@@ -97,7 +97,9 @@ def measure_cell(
             "launch": launch,
             "runs": [],
         }
-        if failures := _failures(case, candidate, sets[0], dtype):
+        if candidate.unavailable:
+            record |= {"status": "unavailable", "reason": candidate.unavailable}
+        elif failures := _failures(case, candidate, sets[0], dtype):
             record |= {"status": "invalid", "reason": f"wrong before timing: {failures[0]}"}
         else:
             subjects.append(Subject(candidate.name, candidate.call, sets))

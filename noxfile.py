@@ -28,6 +28,8 @@ nox.options.error_on_external_run = True
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 # What the pure stages write, and so what they must give again byte for byte.
 DERIVED = ("artifacts", "reports", "README.md", "dvc.lock")
+# The ends of the pipeline that a measurement leads to. The codegen audit is none: it needs the pinned Triton.
+REPORT = ("figures", "tables", "readme")
 
 
 def _requirements(*groups: str, extras: tuple[str, ...] = ()) -> list[str]:
@@ -61,7 +63,7 @@ def _gpus(session: nox.Session) -> int:
 
 
 def _measure(session: nox.Session) -> None:
-    _dvc_repro(session, *session.posargs)
+    _dvc_repro(session, *(session.posargs or REPORT))
     _lab(session, "readme")
 
 
@@ -76,10 +78,20 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def unit(session: nox.Session) -> None:
-    """The tests, kernels through Triton's interpreter where there is no GPU."""
+    """The tests, kernels through Triton's interpreter where there is no GPU, and the codegen audit."""
     _prepare(session, "test", extras=("gpu",))
     # Pytest ends with 5, so this session with an error, when no test ran.
     session.run("python", "-m", "pytest", *(session.posargs or ["-n", "2"]))
+    if not session.posargs:  # Whoever chose tests wants those alone.
+        _lab(session, "codegen", "--check")
+
+
+@nox.session
+def codegen(session: nox.Session) -> None:
+    """Write what the kernels compile to for every target, to accept a change that `unit` named."""
+    _prepare(session, "pipeline", extras=("gpu",))
+    # Forced: DVC does not see another pin of Triton.
+    _dvc_repro(session, "--force", "codegen")
 
 
 @nox.session

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from triton_kernel_lab import artifacts
+from triton_kernel_lab.analysis.evidence import Present
 from triton_kernel_lab.artifacts import Artifact
 
 RUNNER = "nvidia-h200"
@@ -152,3 +155,108 @@ def _case(case: tuple[str, str, str], p50_ns: int | None) -> dict[str, Any]:
         "speedup_over_torch_compile": None,
         "speedup_over_eager": None,
     }
+
+
+COST: dict[str, Any] = {
+    "read": [{"name": "x", "bytes": 900}, {"name": "weight", "bytes": 100}],
+    "write": [{"name": "y", "bytes": 900}],
+    "flop": 50,
+    "unit": "float32",
+}
+SAMPLES = 20
+COPY_NS = (10_000, 10_010, 9_990, 10_005, 9_995)
+
+
+def runs(processes_ns: Sequence[int], regime: str = "cold_clean", calls: int = 1) -> list[dict[str, Any]]:
+    """Runs in which every sample of a process takes the same time, in ns a call."""
+    flags: dict[str, list[int]] = {"launch_exposed": [], "clock_low": [], "power_cap": [], "thermal": []}
+    return [
+        {
+            "regime": regime,
+            "process": index,
+            "calls_per_sample": calls,
+            "samples_ns": [ns * calls] * SAMPLES,
+            "flags": {name: list(indices) for name, indices in flags.items()},
+        }
+        for index, ns in enumerate(processes_ns)
+    ]
+
+
+def timed(name: str, role: str, processes_ns: Sequence[int], regime: str, calls: int) -> dict[str, Any]:
+    """A candidate of a timing artifact."""
+    return {
+        "name": name,
+        "role": role,
+        "served_by": "triton" if role == "triton" else "torch",
+        "status": "ok",
+        "reason": None,
+        "launch": None,
+        "runs": runs(processes_ns, regime, calls),
+    }
+
+
+def timing(
+    kernel: str,
+    cells: Mapping[tuple[str, str], Sequence[int]],
+    copies: Sequence[int] | None = COPY_NS,
+    regime: str = "cold_clean",
+    calls: int = 1,
+    **changed: Any,
+) -> Artifact:
+    """A timing artifact with each cell's times by process, and those of the copy beside them."""
+    entries = []
+    for (shape, dtype), times in cells.items():
+        candidates = [timed("triton", "triton", times, regime, calls)]
+        if copies is not None:
+            candidates.append(timed("copy", "anchor", copies[: len(times)], regime, calls))
+        entries.append({"shape": shape, "dtype": dtype, "cost": COST, "candidates": candidates})
+    clean = {"git_commit": "b" * 40, "git_tree_dirty": False}
+    return header("timing", "measured", **clean) | {
+        "kernel": kernel,
+        "status": "measured",
+        "reason": None,
+        "protocol": {"sweep_bytes": 1 << 28, "input_sets": 3, "samples": {regime: SAMPLES}},
+        "processes": [],
+        "cells": entries,
+        **changed,
+    }
+
+
+def side(*timings: Artifact, **changed: Any) -> Present:
+    """A side of a comparison, correct and up to date unless told otherwise."""
+    for artifact in timings:
+        artifacts.validate(artifact, "timing", "timing")
+    facts: dict[str, Any] = {
+        "environment": environment(),
+        "timings": {artifact["kernel"]: artifact for artifact in timings},
+        "digests": {
+            artifact["kernel"]: hashlib.sha256(artifacts.dumps(artifact).encode()).hexdigest() for artifact in timings
+        },
+        "correctness": {artifact["kernel"]: {"passed": True, "cells": []} for artifact in timings},
+        "stale": frozenset(),
+        "quantum_ns": 32,
+        "noise_floor": None,
+    }
+    return Present(**facts | changed)
+
+
+def noise_floor(
+    cells: Mapping[tuple[str, str, str, str], tuple[float, float]], claim: str = "measured", **changed: Any
+) -> Artifact:
+    """A noise floor: (sd between sessions, largest A/A difference) of log tmean by cell; keywords as of environment."""
+    place = environment(**changed)
+    clean = {"git_commit": "b" * 40, "git_tree_dirty": False}
+    floor = header("noise_floor", claim, **clean) | {
+        "environment": {"device": place["device"], "software": place["software"]},
+        "cells": [
+            {
+                **dict(zip(("kernel", "shape", "dtype", "regime"), key, strict=True)),
+                "sessions": 3,
+                "session_sd_log": session_sd_log,
+                "largest_aa_log": largest_aa_log,
+            }
+            for key, (session_sd_log, largest_aa_log) in cells.items()
+        ],
+    }
+    artifacts.validate(floor, "noise_floor", "noise floor")
+    return floor

@@ -299,18 +299,25 @@ def test_the_text_form_round_trips_and_depends_on_the_value_alone(value: dict[st
 
 
 REASONS = st.none() | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+POSITIVE = st.none() | st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+SIGNED = st.none() | st.floats(allow_nan=False, allow_infinity=False).filter(lambda x: str(x) != "-0.0")
 CELLS = st.fixed_dictionaries(
     {
         "kernel": st.just("rms_norm"),
         "shape": st.from_regex(r"\A[0-9]+(x[0-9]+)*\Z"),
         "dtype": st.sampled_from(["float16", "bfloat16", "float32"]),
         "regime": st.sampled_from(["cold_clean", "call"]),
-        "verdict": st.sampled_from(["REGRESSED", "NEW", "WITHIN_LIMIT"]),
+        "renamed_from": st.none() | st.just("rms_norm_v1"),
+        "verdict": st.sampled_from(["REGRESSED", "NEW", "WITHIN_LIMIT", "AMBIGUOUS"]),
+        "accepted": st.booleans(),
         "reason": REASONS,
         "base_p50_ns": st.none() | st.integers(min_value=1),
         "p50_ns": st.none() | st.integers(min_value=1),
-        "change_percent": st.none()
-        | st.floats(allow_nan=False, allow_infinity=False).filter(lambda x: str(x) != "-0.0"),
+        **dict.fromkeys(("base_tmean_ns", "tmean_ns", "margin_percent"), POSITIVE),
+        **dict.fromkeys(("base_processes", "processes"), st.none() | st.integers(min_value=0)),
+        **dict.fromkeys(("change_percent", "anchored_change_percent"), SIGNED),
+        "margin_source": st.sampled_from([None, "minimum", "session_sd"]),
+        **dict.fromkeys(("p_regressed", "p_improved", "p_equivalent"), st.none() | st.floats(min_value=0, max_value=1)),
     }
 )
 
@@ -321,7 +328,8 @@ def test_any_sound_artifact_round_trips_through_a_file(tmp_path: Path, cells: li
     """Write, read, write again: the same value and the same bytes."""
     gate: Artifact = {name: roofline()[name] for name in ("schema_version", "claim_kind", "producer", "inputs")}
     gate |= {"artifact_kind": "gate", "runner": "cpu", "base": {"origin": "a", "git_commit": None}, "reasons": []}
-    gate |= {"max_regression_percent": percent, "verdict": "pass", "compared": len(cells), "cells": cells}
+    gate |= {"method": "flat", "max_regression_percent": percent, "calibration": None, "renamed": [], "regimes": None}
+    gate |= {"rebaseline": None, "verdict": "pass", "compared": len(cells), "cells": cells}
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     artifacts.write(first, gate)
     artifacts.write(second, artifacts.read(first, "gate"))

@@ -105,8 +105,8 @@ COMMANDS: dict[str, Any] = typer.main.get_command(cli.app).commands  # type: ign
 
 def test_the_commands_are_the_stages_and_the_tools() -> None:
     """Every stage of the pipeline has its command."""
-    stages = {"environment", "ceilings", "correctness", "timing", "roofline", "figures", "tables", "readme"}
-    assert set(COMMANDS) == stages | {"verify", "gate", "tune", "env", "rehearse"}
+    stages = {"environment", "ceilings", "correctness", "timing", "roofline", "figures", "tables", "readme", "codegen"}
+    assert set(COMMANDS) == stages | {"verify", "gate", "rebaseline", "history", "tune", "env", "rehearse"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -331,26 +331,3 @@ def test_each_error_has_its_code(
 
     monkeypatch.setattr("triton_kernel_lab.analysis.roofline.run", failing)
     assert refused(monkeypatch, capsys, "roofline") == (code, message)
-
-
-@pytest.mark.parametrize(("verdict", "code"), [("pass", 0), ("regressed", 2), ("not_comparable", 3)])
-def test_the_gate_ends_with_its_verdict(
-    project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdict: str, code: int
-) -> None:
-    """0 for a pass, 2 for a regression, 3 for what could not be compared, and the verdict is written anyhow."""
-    from triton_kernel_lab.analysis import gate
-
-    factor = {"pass": 1, "regressed": 2, "not_comparable": 1}[verdict]
-    now = {case: p50_ns * factor for case, p50_ns in gate_data.CASES.items()}
-    differing = gate_data.environment(driver="999") if verdict == "not_comparable" else gate_data.environment()
-    found = gate.compare(
-        gate_data.roofline(),
-        gate_data.roofline(now),
-        10.0,
-        base_environment=gate_data.environment(),
-        environment=differing,
-    )
-    monkeypatch.setattr(gate, "run", lambda *_: (found, gate.exit_code(found)))
-    output = tmp_path / "verdict.json"
-    assert call(monkeypatch, f"gate --output {shlex.quote(str(output))}") == code
-    assert artifacts.read(output, "gate") == found

@@ -73,22 +73,23 @@ def requirement_names(requirements: list[str]) -> set[str]:
 def test_sessions_are_those_of_the_readme(bench: Bench) -> None:
     """The noxfile has these sessions, each with a description, and runs cpu when none is named."""
     found = re.findall(r"^([*-]) (\w+) -> \S", bench.nox("--list").stdout, re.MULTILINE)
-    names = ["lint", "unit", "drift", "cpu", "repro", "gate", "gpu", "wheelhouse"]
+    names = ["lint", "unit", "codegen", "drift", "cpu", "repro", "gate", "gpu", "wheelhouse"]
     assert [name for _, name in found] == names
     # The list marks what runs by default, the sessions that cpu requires included.
     assert [name for mark, name in found if mark == "*"] == ["lint", "unit", "drift", "cpu"]
 
 
 def test_f89_cpu_runs_lint_unit_and_drift(bench: Bench) -> None:
-    """A green cpu session has run ruff, mypy, pytest, the pure stages and verify."""
+    """A green cpu session has run ruff, mypy, pytest, the codegen audit, the pure stages and verify."""
     done = bench.nox("-s", "cpu", "--no-venv", "--no-install")
     assert done.returncode == 0, done.stderr
     asked = "\n".join(bench.asked())
-    parts = ("ruff check", "ruff format --check", "-m mypy", "-m pytest", "--downstream roofline", "readme", "verify")
+    parts = ["ruff check", "ruff format --check", "-m mypy", "-m pytest", "codegen --check", "--downstream roofline"]
+    parts += ["readme", "verify"]
     assert [part for part in parts if part not in asked] == []
 
 
-@pytest.mark.parametrize("part", ["ruff format", "mypy", "pytest", "dvc repro", "lab readme", "lab verify"])
+@pytest.mark.parametrize("part", ["ruff format", "mypy", "pytest", "codegen", "dvc repro", "lab readme", "lab verify"])
 def test_f89_cpu_is_red_when_any_part_fails(bench: Bench, part: str) -> None:
     """No part of lint, unit or drift fails without failing cpu."""
     assert bench.session("cpu", fails=part).returncode != 0
@@ -122,7 +123,8 @@ def test_gpu_session_promises_a_gpu_and_then_measures(bench: Bench) -> None:
     assert bench.session("gpu", gpus="1").returncode == 0
     asked = bench.asked()
     tests = asked.index("python -m pytest -m gpu")
-    assert asked[tests + 1 :] == ["TKL_EXPECT_GPU=1", "python -m dvc repro", "python -m triton_kernel_lab readme"]
+    measured = ["python -m dvc repro figures tables readme", "python -m triton_kernel_lab readme"]
+    assert asked[tests + 1 :] == ["TKL_EXPECT_GPU=1", *measured]
 
 
 def test_gpu_session_does_not_measure_after_a_failed_test(bench: Bench) -> None:
@@ -143,11 +145,26 @@ def test_repro_measures_on_a_gpu(bench: Bench) -> None:
     assert bench.asked()[1:] == ["python -m dvc repro timing@swiglu", "python -m triton_kernel_lab readme"]
 
 
+def test_codegen_session_writes_the_audit(bench: Bench) -> None:
+    """To accept other code is one session, which runs the stage even where DVC sees no change."""
+    assert bench.session("codegen").returncode == 0
+    assert bench.asked() == ["python -m dvc repro --force codegen"]
+
+
+def test_chosen_tests_run_alone(bench: Bench) -> None:
+    """With arguments for pytest the unit session runs those tests and no audit."""
+    assert bench.session("unit", "--", "tests/test_stats.py").returncode == 0
+    assert not any("codegen" in line for line in bench.asked())
+
+
 def test_f83_source_archive_gets_dvc_without_git(bench: Bench) -> None:
     """In a tree without .git DVC is told so before it runs."""
     (bench.root / ".git").rmdir()
     assert bench.session("repro", gpus="1").returncode == 0
-    assert bench.asked()[1:3] == ["python -m dvc config --local core.no_scm true", "python -m dvc repro"]
+    assert bench.asked()[1:3] == [
+        "python -m dvc config --local core.no_scm true",
+        "python -m dvc repro figures tables readme",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -114,10 +114,12 @@ def test_outputs_are_uncached_and_persistent(stage: str) -> None:
 
 
 def test_no_output_outside_the_two_folders() -> None:
-    """Outputs lie under artifacts/ and reports/ of the runner; README.md, which DVC would delete, is none."""
+    """Outputs lie under artifacts/ and reports/ of the runner, or with the audits; README.md is none."""
     names = [name for stage in STAGES for name, _ in outputs(stage)]
     assert names
-    assert all(name.startswith(("artifacts/${runner}/", "reports/${runner}/")) for name in names)
+    folders = ("artifacts/${runner}/", "reports/${runner}/", "artifacts/codegen/")
+    assert all(name.startswith(folders) for name in names)
+    assert [name for name in names if "${runner}" not in name] == ["artifacts/codegen/${item.kernel}.json"]
     assert len(names) == len(set(names))
 
 
@@ -206,6 +208,21 @@ def test_dvc_reads_the_stages_of_every_kernel(checkout: Path) -> None:
     assert listed.returncode == 0, listed.stderr
     expected = {f"{stage}@{kernel}" if kernel else stage for stage, kernel in (run.values for run in RUNS)}
     assert set(listed.stdout.split()) == expected
+
+
+def test_the_report_is_measured_without_the_codegen_audit(checkout: Path) -> None:
+    """The targets that `nox -s gpu` names lead to every stage but the one that wants the pinned Triton."""
+    report = re.search(r"^REPORT = \((.*)\)$", (ROOT / "noxfile.py").read_text(encoding="utf-8"), re.MULTILINE)
+    assert report
+    planned = dvc(checkout, "repro", "--dry", "--force", *re.findall(r"\w+", report[1]))
+    ran = {name.partition("@")[0] for name in re.findall("Running stage '(.*)'", planned.stdout)}
+    assert set(STAGES) - ran == {"codegen"}
+
+
+def test_the_codegen_audit_comes_last(checkout: Path) -> None:
+    """On a host with another Triton `dvc repro` has measured all there is before the audit refuses."""
+    planned = re.findall("Running stage '(.*)'", dvc(checkout, "repro", "--dry", "--force").stdout)
+    assert planned[-len(KERNELS) :] == [f"codegen@{kernel}" for kernel in KERNELS]
 
 
 def test_downstream_run_gives_the_same_bytes_without_a_gpu(checkout: Path) -> None:

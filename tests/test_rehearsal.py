@@ -136,7 +136,8 @@ def test_sync_touches_only_what_differs(repo: Repo) -> None:
 @pytest.mark.usefixtures("no_dvc")
 def test_copy_keeps_its_own_lock_and_results(repo: Repo) -> None:
     """The tree's dvc.lock and cpu results never replace the copy's, which its DVC compares with."""
-    own = ("dvc.lock", "artifacts/cpu/environment.json", "reports/cpu/results.md", ".dvc/tmp/lock")
+    results = ("artifacts/cpu/environment.json", "artifacts/codegen/swiglu.json", "reports/cpu/results.md")
+    own = ("dvc.lock", ".dvc/tmp/lock", *results)
     for name in own:
         repo.write(f".rehearsal/{name}", "the copy's\n")
         if not name.startswith(".dvc"):

@@ -172,6 +172,38 @@ def test_a_file_of_a_revision_comes_byte_for_byte(repo: Repo) -> None:
     assert revisions.read_file(repo.root, "HEAD", "raw") == raw
 
 
+def test_many_files_of_many_revisions_come_in_one_go(repo: Repo) -> None:
+    """Each comes byte for byte in the order asked, an empty one too, and None stands for what is no file."""
+    first, _, last = history(repo)
+    (repo.root / "raw").write_bytes(b"\x00\n12 blob 3\n\xff")
+    newest = repo.commit({"empty": "", "a name": "spaced"})
+    wanted = [(last, PATH), (newest, "raw"), (first, "raw"), (first, PATH), (newest, "empty"), (newest, "src")]
+    wanted += [("0" * 40, PATH), (newest, "a name"), (newest, "no such name")]
+    found = revisions.read_files(repo.root, wanted)
+    assert found == [b"2", b"\x00\n12 blob 3\n\xff", None, b"1", b"", None, None, b"spaced", None]
+    assert revisions.read_files(repo.root, []) == []
+
+
+def test_the_files_below_a_folder_are_those_of_the_revision(repo: Repo) -> None:
+    """What lies in the tree does not count, and a folder that is not there is empty."""
+    repo.commit({PATH: "1", "artifacts/nvidia-h200/timing/b.json": "1", "artifacts/nvidia-h200/timing/a.json": "1"})
+    repo.write("artifacts/nvidia-h200/timing/c.json", "1")
+    folder = "artifacts/nvidia-h200/timing"
+    assert revisions.list_files(repo.root, "HEAD", folder) == [f"{folder}/a.json", f"{folder}/b.json"]
+    assert revisions.list_files(repo.root, "HEAD", "nothing") == []
+    with pytest.raises(revisions.UnknownRevisionError):
+        revisions.list_files(repo.root, "nothing", folder)
+
+
+def test_changes_are_those_of_the_first_parents_oldest_first(merged: tuple[Repo, dict[str, str]]) -> None:
+    """The commits of a merged branch are no changes of their own; the merge is."""
+    repo, commits = merged
+    found = revisions.changes(repo.root, PATH)
+    assert [commit for commit, _ in found] == [commits["base"], commits["merge"]]
+    assert all(str(seconds) == repo.git("log", "-1", "--format=%ct", commit) for commit, seconds in found)
+    assert revisions.changes(repo.root, "nothing") == []
+
+
 def test_f83_a_changed_or_untracked_source_makes_the_tree_dirty(repo: Repo) -> None:
     """Tracked changes, staged changes, removals and new files count; ignored files do not."""
     repo.commit({"src/a.py": "1", ".gitignore": "*.log\n"})

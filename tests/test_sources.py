@@ -12,7 +12,15 @@ import pytest
 
 from triton_kernel_lab import sources
 from triton_kernel_lab.project import MeasureParams, Project
-from triton_kernel_lab.sources import STAGES, SourceError, stage_digest, stage_sources, stale
+from triton_kernel_lab.sources import (
+    STAGES,
+    SourceError,
+    module_digest,
+    stage_digest,
+    stage_sources,
+    stale,
+    stale_measurements,
+)
 
 PACKAGE = "src/triton_kernel_lab"
 
@@ -187,6 +195,22 @@ def test_stale_names_stage_kernel_file_and_command(root: Path) -> None:
     ]
 
 
+def test_a_stale_codegen_audit_is_named(root: Path) -> None:
+    """The audit lies beside the runners' artifacts, and is stale when what it compiled has changed."""
+    kernel_stage(root)
+    write(root, "codegen/stage.py", "")
+    found = project(root)
+    for kernel in ("one", "two"):
+        record(root / "artifacts/codegen" / f"{kernel}.json", stage_digest(root, "codegen", kernel))
+    assert stale(found) == []
+    write(root, "ops/launch/two.json", '{"BLOCK": 2048}\n')
+    assert stale(found) == [
+        "artifacts/codegen/two.json: stage codegen of kernel two: its sources changed since; "
+        "run `dvc repro codegen@two`."
+    ]
+    assert stale_measurements(found) == []
+
+
 def test_a_shared_module_makes_every_kernel_stale(root: Path) -> None:
     """An edit of the measuring loop is named once for each kernel."""
     kernel_stage(root)
@@ -224,3 +248,13 @@ def test_telling_sources_imports_no_torch() -> None:
         "sys.exit(bool({'torch', 'triton', 'numpy'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_digest_of_a_module_that_is_no_stage_covers_what_it_imports(root: Path) -> None:
+    """Entered at the same file it is the stage's; another import changes it, an unreached file does not."""
+    before = module_digest(root, "analysis/roofline.py")
+    assert before == stage_digest(root, "roofline")
+    write(root, "analysis/unreached.py", "changed = 1\n")
+    assert module_digest(root, "analysis/roofline.py") == before
+    write(root, "analysis/sibling.py", "changed = 1\n")
+    assert module_digest(root, "analysis/roofline.py") != before

@@ -36,6 +36,7 @@ class CacheMode(StrEnum):
 
 
 KernelArgument = Annotated[str, typer.Argument(help="A kernel of the registry, such as rms_norm.")]
+BaseOption = Annotated[str | None, typer.Option(help="Revision to compare with; default: the previous measurement.")]
 LimitOption = Annotated[float, typer.Option("--max-regression-percent", help="How much larger a p50 may be.")]
 
 
@@ -102,10 +103,11 @@ def bench(
         _say(context.get_help())
         return
     from triton_kernel_lab import bench as quick
-    from triton_kernel_lab.analysis import gate
+    from triton_kernel_lab.analysis import flat, verdicts
+    from triton_kernel_lab.report import verdict as text
 
-    base = gate.load_baseline(baseline) if baseline else None
-    base_environment = gate.environment_beside(baseline, base) if baseline and base else None
+    base = flat.load_baseline(baseline) if baseline else None
+    base_environment = flat.environment_beside(baseline, base) if baseline and base else None
     request = quick.Request(
         kernels=kernel or _kernels_of(base),
         shapes=shape or [],
@@ -126,7 +128,7 @@ def bench(
         # A run that was narrowed on the command line leaves out the rest of the baseline; a full one misses it.
         narrowed = bool(kernel or shape or dtype)
         asked = {(case["kernel"], case["shape"], case["dtype"]) for case in report["cases"]} if narrowed else None
-        verdict = gate.compare(
+        verdict = flat.compare(
             base,
             report,
             max_regression_percent,
@@ -134,8 +136,8 @@ def bench(
             origin=str(baseline),
             asked=asked,
         )
-        _say(gate.render(verdict))
-        raise typer.Exit(gate.exit_code(verdict))
+        _say(text.render(verdict))
+        raise typer.Exit(verdicts.exit_code(verdict))
 
 
 def _root() -> Path:
@@ -251,6 +253,27 @@ def readme() -> None:
 
 
 @app.command()
+def codegen(
+    kernel: Annotated[str | None, typer.Argument(help="A kernel of the registry; default: each of them.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 2 where tracked code differs.")] = False,
+) -> None:
+    """Stage: compile for every target without a GPU and read the binaries."""
+    from triton_kernel_lab.codegen import stage
+    from triton_kernel_lab.project import kernel_names
+
+    project = find_project()
+    audits = stage.derive(project, [_known(kernel)] if kernel else kernel_names())
+    if check:
+        from triton_kernel_lab.analysis import codegen_diff
+        from triton_kernel_lab.report import codegen as report
+
+        findings = codegen_diff.check(project, audits)
+        _say(report.render(list(audits), findings))
+        raise typer.Exit(codegen_diff.exit_code(findings))
+    _say("\n".join(stage.write(project, audits)))
+
+
+@app.command()
 def verify() -> None:
     """Recompute everything derived and check the chain of digests; exit 1 on the first break."""
     from triton_kernel_lab import sources
@@ -270,19 +293,54 @@ def verify() -> None:
 
 @app.command()
 def gate(
-    base: Annotated[str | None, typer.Option(help="Revision to compare with; default: the previous one.")] = None,
-    max_regression_percent: LimitOption = 10.0,
+    base: BaseOption = None,
+    rename: Annotated[list[str] | None, typer.Option(help="old=new of a renamed kernel; repeat for several.")] = None,
+    regime: Annotated[list[str] | None, typer.Option(help="Regime to judge; repeat for several.")] = None,
+    strict: Annotated[bool, typer.Option(help="End with 4 if a cell is ambiguous.")] = False,
     output: Annotated[Path | None, typer.Option(help="Where the JSON verdict goes.")] = None,
 ) -> None:
-    """Compare the tracked results with those of the previous commit."""
+    """Compare the tracked raw samples with an earlier commit's; exit 2 if a kernel is slower or wrong."""
     from triton_kernel_lab import artifacts
     from triton_kernel_lab.analysis import gate as stage
+    from triton_kernel_lab.analysis import verdicts
+    from triton_kernel_lab.report import verdict as text
 
-    verdict, code = stage.run(find_project(), base, max_regression_percent)
-    _say(stage.render(verdict))
+    verdict = stage.run(find_project(), base, rename or [], regime or [])
+    _say(text.render(verdict))
     if output:
         artifacts.write(output, verdict)
-    raise typer.Exit(code)
+    raise typer.Exit(verdicts.exit_code(verdict, strict))
+
+
+@app.command()
+def rebaseline(
+    reason: Annotated[str, typer.Option(help="Why the change of machine or stack is intended.")],
+    base: BaseOption = None,
+) -> None:
+    """Accept once that the tracked results cannot be compared with the base, and say why."""
+    from triton_kernel_lab.analysis import gate as stage
+
+    project = find_project()
+    written = stage.rebaseline(project, reason, base).relative_to(project.root)
+    _say(f"wrote {written}; commit it with the artifacts that it accepts")
+
+
+@app.command()
+def history(
+    kernel: Annotated[str, typer.Option(help="A kernel of past or present, such as rms_norm.")],
+    cell: Annotated[str | None, typer.Option(help='A cell such as "2048x4096 bfloat16 cold_clean".')] = None,
+    plot: Annotated[Path | None, typer.Option(help="Where a picture of it goes, as SVG.")] = None,
+) -> None:
+    """Print a kernel's times by commit, and where the machine or the stack changed."""
+    from triton_kernel_lab import artifacts
+    from triton_kernel_lab.analysis import history as past
+    from triton_kernel_lab.report import history as text
+
+    series, problems = past.run(find_project(), kernel, past.parse_cell(cell) if cell else None)
+    _say(text.render(series, problems))
+    if plot:
+        artifacts.write_text(plot, text.draw(series))
+        _say(f"wrote {plot}")
 
 
 @app.command()

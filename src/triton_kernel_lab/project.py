@@ -49,6 +49,11 @@ class Project:
         return self.root / "artifacts" / self.runner
 
     @property
+    def audits(self) -> Path:
+        """The folder of the codegen artifacts, in which no runner has part."""
+        return self.root / "artifacts" / "codegen"
+
+    @property
     def reports(self) -> Path:
         """The folder of this runner's reports."""
         return self.root / "reports" / self.runner

@@ -29,7 +29,15 @@ _RUNNER = re.compile(r"^runner:.*$", re.MULTILINE)
 _MEND = "run `dvc repro --force --downstream roofline` and read `git diff`."
 
 # The copy's own: the results of the rehearsal, and what DVC remembers of them.
-_OWN = ("dvc.lock", "artifacts/cpu/", "reports/cpu/", ".dvc/tmp/", ".dvc/cache/", ".dvc/config.local")
+_OWN = (
+    "dvc.lock",
+    "artifacts/cpu/",
+    "artifacts/codegen/",
+    "reports/cpu/",
+    ".dvc/tmp/",
+    ".dvc/cache/",
+    ".dvc/config.local",
+)
 
 # Not of the tree where there is no git to ask, as in a source archive.
 _IGNORED = frozenset(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,10 +23,14 @@ __all__ = [
     "ShallowCloneError",
     "UnknownRevisionError",
     "UnsafeOwnershipError",
+    "changes",
     "head_commit",
+    "is_shallow",
+    "list_files",
     "previous_change",
     "producer_git",
     "read_file",
+    "read_files",
     "resolve",
     "tree_dirty",
 ]
@@ -97,7 +102,7 @@ def resolve(root: Path, revision: str) -> str:
         ShallowCloneError: none has, and part of the history is not here.
     """
     commit = _commit(root, revision)
-    if commit is None and _is_shallow(root):
+    if commit is None and is_shallow(root):
         raise ShallowCloneError(f"shallow: fetch more history (`git fetch --unshallow`) to look for {revision!r}.")
     if commit is None:
         raise UnknownRevisionError(
@@ -138,13 +143,31 @@ def previous_change(root: Path, path: str) -> str:
     skip = 0 if _status(root, f":(literal){path}") else 1
     if len(commits) > skip:
         return commits[skip]
-    if _is_shallow(root):
+    if is_shallow(root):
         raise ShallowCloneError(
             f"shallow: fetch more history (`git fetch --unshallow`) to find an earlier version of {path}."
         )
     raise NoEarlierVersionError(
         f"{path}: expected an earlier version in the history, found none; commit a second one, or name a base."
     )
+
+
+def changes(root: Path, path: str) -> list[tuple[str, int]]:
+    """Each commit on the line of first parents that changed ``path``, the oldest first.
+
+    Returns:
+        The commit's 40 digits and its committer's time, in seconds since 1970 UTC.
+    """
+    head_commit(root)
+    found = _git(root, "rev-list", "--first-parent", "--reverse", "--timestamp", "HEAD", "--", f":(literal){path}")
+    pairs = (line.split() for line in found.stdout.decode("ascii").splitlines())
+    return [(commit, int(seconds)) for seconds, commit in pairs]
+
+
+def list_files(root: Path, revision: str, folder: str) -> list[str]:
+    """The files below ``folder`` in ``revision``, relative to ``root`` and sorted; empty without the folder."""
+    found = _git(root, "ls-tree", "-r", "-z", "--name-only", resolve(root, revision), "--", f"{folder}/")
+    return sorted(os.fsdecode(name) for name in found.stdout.split(b"\0") if name)
 
 
 def read_file(root: Path, revision: str, path: str) -> bytes:
@@ -161,6 +184,32 @@ def read_file(root: Path, revision: str, path: str) -> bytes:
             f"{path}: expected a file in commit {commit[:12]}, found none; name a commit that holds it."
         )
     return found.stdout
+
+
+def read_files(root: Path, wanted: Sequence[tuple[str, str]]) -> list[bytes | None]:
+    """The bytes of each (commit, path), in one process; None where the commit holds no such file."""
+    names = "".join(f"{commit}:{path}\n" for commit, path in wanted)
+    return list(_blobs(_git(root, "cat-file", "--batch", data=names.encode()).stdout))
+
+
+def _blobs(output: bytes) -> Iterator[bytes | None]:
+    """What ``git cat-file --batch`` printed: `<id> <type> <size>`, the bytes and a line end, or one line for none."""
+    at = 0
+    while at < len(output):
+        head = output[at : output.index(b"\n", at)]
+        at += len(head) + 1
+        words = head.split()
+        if len(words) != 3 or not words[2].isdigit():
+            yield None
+            continue
+        size = int(words[2])
+        yield output[at : at + size] if words[1] == b"blob" else None
+        at += size + 1
+
+
+def is_shallow(root: Path) -> bool:
+    """Whether part of the history was not fetched."""
+    return _git(root, "rev-parse", "--is-shallow-repository").stdout.strip() == b"true"
 
 
 def producer_git(root: Path) -> dict[str, str | bool | None]:
@@ -190,10 +239,6 @@ def _status(root: Path, *paths: str) -> bytes:
     return _git(root, "status", "--porcelain", "-z", "--untracked-files=normal", "--", *paths).stdout
 
 
-def _is_shallow(root: Path) -> bool:
-    return _git(root, "rev-parse", "--is-shallow-repository").stdout.strip() == b"true"
-
-
 def _environment(root: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
     # The ceiling: a tarball unpacked inside some other repository is not part of it.
@@ -202,12 +247,10 @@ def _environment(root: Path) -> dict[str, str]:
     return kept | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_CEILING_DIRECTORIES": ceiling}
 
 
-def _git(root: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[bytes]:
+def _git(root: Path, *arguments: str, check: bool = True, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     command = ["git", "-C", os.fspath(root), *arguments]
     try:
-        done = subprocess.run(
-            command, capture_output=True, check=False, env=_environment(root), stdin=subprocess.DEVNULL
-        )
+        done = subprocess.run(command, capture_output=True, check=False, env=_environment(root), input=data)
     except (FileNotFoundError, PermissionError) as error:
         raise GitMissingError(
             "git: expected the program on PATH, found none; install git to compare revisions."

@@ -31,6 +31,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "figures": ("report/figures.py",),
     "tables": ("report/tables.py",),
     "readme": ("report/readme.py",),
+    "codegen": ("codegen/stage.py", "cases/{kernel}.py", "ops/launch/{kernel}.json"),
 }
 
 # What only the runner can make again.
@@ -69,8 +70,23 @@ def stage_digest(root: Path, stage: str, kernel: str | None = None) -> str:
     Names are relative to the package and line ends count as LF, so that a clone
     with other line ends, or an installed package, has the same digest.
     """
-    package, digest = _package(root), hashlib.sha256()
-    for path in stage_sources(root, stage, kernel):
+    return _digest(_package(root), stage_sources(root, stage, kernel))
+
+
+def module_digest(root: Path, *names: str) -> str:
+    """The same digest for what is no stage: of the named modules and all that they import.
+
+    Args:
+        root: as of ``stage_sources``.
+        names: files relative to the package, such as ``analysis/gate.py``.
+    """
+    package = _package(root)
+    return _digest(package, [package / name for name in _closure(package, list(names))])
+
+
+def _digest(package: Path, paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
         content = path.read_bytes().replace(b"\r\n", b"\n")
         digest.update(f"{path.relative_to(package).as_posix()}\0{len(content)}\0".encode())
         digest.update(content)
@@ -78,7 +94,7 @@ def stage_digest(root: Path, stage: str, kernel: str | None = None) -> str:
 
 
 def stale(project: Project) -> list[str]:
-    """One sentence for each of the runner's artifacts whose sources have changed since.
+    """One sentence for each artifact of the runner or the codegen audit whose sources have changed since.
 
     An artifact that is missing or broken is not stale: ``verify`` names those.
     """
@@ -174,7 +190,8 @@ def _artifacts(project: Project) -> Iterator[tuple[str, str | None, Path]]:
     for stage, entries in STAGES.items():
         if any("{kernel}" in entry for entry in entries):
             for kernel in kernel_names(checkout):
-                yield stage, kernel, project.artifacts / stage / f"{kernel}.json"
+                folder = project.audits if stage == "codegen" else project.artifacts / stage
+                yield stage, kernel, folder / f"{kernel}.json"
         else:
             yield stage, None, project.artifacts / f"{stage}.json"
 

@@ -1,299 +1,167 @@
-"""The regression gate: is the p50 of a kernel worse than it was?
+"""The regression gate: did what was measured last get slower than what was measured before?
 
-Compares the `triton` candidate cell by cell; a cell is a kernel, a shape, a dtype
-and a regime, and a lower p50 is better. What cannot be compared never passes.
+Compares the `triton` candidate of the tracked raw samples with those of an
+earlier commit, by means over processes and never over pooled samples. What
+cannot be compared never passes.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from triton_kernel_lab import __version__, artifacts, revisions
-from triton_kernel_lab.analysis.sides import (
-    Cell,
-    Key,
-    NotComparableError,
-    cells,
-    check_baseline,
-    differences,
-    fingerprint,
-    regime_of,
-)
-from triton_kernel_lab.artifacts import Artifact, ArtifactError
+from triton_kernel_lab import artifacts, revisions
+from triton_kernel_lab.analysis import evidence, judging, verdicts
+from triton_kernel_lab.analysis import rebaseline as acceptance
+from triton_kernel_lab.analysis.evidence import Present, Side
+from triton_kernel_lab.analysis.inputs import kernel_path
+from triton_kernel_lab.analysis.margins import Noise, noise_of
+from triton_kernel_lab.analysis.pairing import Obstacles, pairs, parse_renames
+from triton_kernel_lab.analysis.sides import Key
+from triton_kernel_lab.analysis.stats import REGIMES
+from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project
 
-__all__ = ["NotComparableError", "compare", "environment_beside", "exit_code", "load_baseline", "render", "run"]
-
-_EXIT_CODES = {"pass": 0, "regressed": 2, "not_comparable": 3}
-_JUDGED = ("REGRESSED", "IMPROVED", "WITHIN_LIMIT")
+__all__ = ["Base", "compare", "rebaseline", "run"]
 
 
-def load_baseline(path: Path | str) -> Artifact:
-    """Read a ``report`` or ``roofline`` to compare with, before anything is measured.
+class Base(NamedTuple):
+    """What to compare with; ``side`` and ``commit`` are None where there is no earlier version."""
 
-    Raises:
-        ArtifactError: the file is no sound artifact of these kinds, or cannot be read.
-        NotComparableError: there is no such file, or it cannot serve as a baseline.
-    """
-    try:
-        artifact = artifacts.read(path)
-    except ArtifactError as error:
-        raise _with_fix(path, error) from error
-    if artifact["artifact_kind"] not in ("report", "roofline"):
-        found = artifact["artifact_kind"]
-        raise ArtifactError(f"{path}: $.artifact_kind: expected a report or a roofline, found {found!r}; name one.")
-    check_baseline(artifact, str(path))
-    return artifact
-
-
-def _with_fix(path: Path | str, error: ArtifactError) -> ValueError:
-    make = f"make one with `triton-kernel-lab --output {path}`"
-    if isinstance(error.__cause__, FileNotFoundError):
-        return NotComparableError(f"{path}: expected a baseline, found no file; {make}.")
-    if isinstance(error.__cause__, IsADirectoryError):
-        make = "name a report or a roofline.json inside it"
-    elif isinstance(error.__cause__, OSError):
-        make = "make it readable or name another"
-    return ArtifactError(f"{str(error).removesuffix('.')}; {make}.")
-
-
-def environment_beside(path: Path | str, baseline: Artifact) -> Artifact | None:
-    """The environment of a baseline file: None for a report, which carries its own."""
-    if baseline["artifact_kind"] == "report":
-        return None
-    return artifacts.read(Path(path).with_name("environment.json"), "environment")
+    side: Side | None
+    commit: str | None
+    origin: str
 
 
 def compare(
-    base: Artifact,
-    current: Artifact,
-    max_regression_percent: float,
+    base: Base,
+    now: Present,
     *,
-    base_environment: Artifact | None = None,
-    environment: Artifact | None = None,
-    origin: str = "baseline",
-    git_commit: str | None = None,
-    inputs: Sequence[Mapping[str, str]] = (),
-    asked: Collection[tuple[str, str, str]] | None = None,
+    root: Path,
+    renames: Mapping[str, str] | None = None,
+    regimes: Collection[str] | None = None,
+    record: Artifact | None = None,
 ) -> Artifact:
-    """The verdict on two sides, each a ``report`` or a ``roofline``.
-
-    Two rooflines are compared in every regime, anything else in the report's own.
+    """The verdict on two sides, without the records of its inputs.
 
     Args:
         base: what to compare with.
-        current: what is judged.
-        max_regression_percent: how much larger a p50 may be; above 0.
-        base_environment: the ``environment`` of ``base``, needed for a roofline.
-        environment: the same of ``current``.
-        origin: where ``base`` comes from, in words.
-        git_commit: its commit; default: the commit that ``base`` names, if any.
-        inputs: what the verdict says of the files it was made from.
-        asked: the (kernel, shape, dtype) that a partial run was asked for: a baseline
-            case outside it is left out and not missing. Default: all.
+        now: what is judged.
+        root: the checkout, whose code decides.
+        renames: new names of kernels by their old ones.
+        regimes: judge these only. Default: all.
+        record: the ``rebaseline`` of the current side, if there is one.
 
     Raises:
-        NotComparableError: ``base`` cannot serve as a baseline, an environment is
-            not given, or a case occurs twice.
-        ValueError: the limit is not a positive number.
+        RenameError: a rename does not fit the two sides.
+        StatsError: a flag points outside the samples of its run.
     """
-    limit = _limit(max_regression_percent)
-    check_baseline(base, origin)
-    regime = regime_of(current) or regime_of(base)
-    differing = differences(
-        fingerprint(base, base_environment, origin), fingerprint(current, environment, "the current side")
-    )
-    before, now = cells(base, regime, origin), cells(current, regime, "the current side")
-    if asked is not None:
-        before = {key: cell for key, cell in before.items() if key[:3] in asked}
-    rows = [_row(key, before.get(key), now.get(key), limit, differing) for key in sorted(before | now, key=_order)]
+    accepted = record if acceptance.applies(record, base.commit, base.side, now) else None
+    obstacles = Obstacles(base.side, now)
+    noise, uncalibrated = noise_of(now.noise_floor, now.environment)
+    faced = pairs(base.side, now, renames or {}, regimes)
+    rows = judging.judge(faced, obstacles.settle, noise, now.quantum_ns, accepted is not None)
+    tested = [row for row in rows if row["p_regressed"] is not None]
     return {
-        "artifact_kind": "gate",
-        "schema_version": 1,
-        "claim_kind": current["claim_kind"] if current["claim_kind"] in ("synthetic", "exploratory") else "derived",
-        "producer": _producer(),
-        "inputs": [dict(record) for record in inputs],
-        "runner": current["runner"],
-        "base": {"origin": origin, "git_commit": git_commit or base["producer"].get("git_commit")},
-        "max_regression_percent": max_regression_percent,
-        "verdict": _overall(rows),
-        "compared": len(_named(rows, *_JUDGED)),
-        "reasons": [*differing, *_reasons(rows, current)],
+        **verdicts.head(root, [now.environment, *now.timings.values()], "analysis/gate.py"),
+        "inputs": [],
+        "runner": now.environment["runner"],
+        "base": {"origin": base.origin, "git_commit": base.commit},
+        "method": "welch",
+        "max_regression_percent": None,
+        "calibration": _calibration(tested, noise),
+        "renamed": [{"old": old, "new": new} for old, new in sorted((renames or {}).items())],
+        "regimes": sorted(regimes, key=REGIMES.index) if regimes else None,
+        "rebaseline": {name: accepted[name] for name in ("reason", "base_commit")} if accepted else None,
+        "verdict": verdicts.overall(rows, len(tested), accepted is not None),
+        "compared": len(tested),
+        "reasons": [
+            *obstacles.differences,
+            *_unmeasured(base.side, now),
+            *([uncalibrated] if uncalibrated and tested else []),
+            *([f"rebaselined: {accepted['reason']}"] if accepted else []),
+            *verdicts.reasons(rows, len(tested)),
+        ],
         "cells": rows,
     }
 
 
-def _limit(percent: float) -> Fraction:
-    # Through its decimal form, so that a limit of 0.1 means a tenth and not the nearest binary fraction.
-    if not 0 < percent < float("inf"):
-        raise ValueError(f"--max-regression-percent: expected a positive number, found {percent}; 10 is usual.")
-    return Fraction(repr(percent)) / 100
+def _calibration(tested: Sequence[Mapping[str, Any]], noise: Mapping[Key, Noise]) -> str | None:
+    if not tested:
+        return None
+    known = sum((row["kernel"], row["shape"], row["dtype"], row["regime"]) in noise for row in tested)
+    return {0: "uncalibrated", len(tested): "calibrated"}.get(known, "partly_calibrated")
 
 
-def _producer() -> dict[str, str]:
-    # The gate is no stage of the pipeline, so it states the digest of its own two modules.
-    source = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("gate.py", "sides.py"))
-    digest = hashlib.sha256(source).hexdigest()
-    return {"package": "triton-kernel-lab", "version": __version__, "source_sha256": digest}
+def _unmeasured(base: Side | None, now: Side) -> Iterator[str]:
+    for name, side in (("base", base), ("current side", now)):
+        why = {timing["reason"] for timing in side.timings.values() if timing["reason"]} if side else ()
+        yield from (f"the {name} holds no times: {reason}" for reason in sorted(why))
 
 
-def _order(key: Key) -> tuple[str, tuple[int, ...], str, str]:
-    kernel, shape, dtype, regime = key
-    return kernel, tuple(int(size) for size in shape.split("x")), dtype, regime
-
-
-def _row(key: Key, base: Cell | None, now: Cell | None, limit: Fraction, differing: Sequence[str]) -> dict[str, Any]:
-    verdict, reason = _judge(base, now, limit, differing)
-    before, after = base.p50_ns if base else None, now.p50_ns if now else None
-    change = None
-    if verdict in _JUDGED and before and after:
-        change = round((after - before) * 100 / before, 2) + 0.0  # + 0.0: no negative zero.
-    facts = zip(("kernel", "shape", "dtype", "regime"), key, strict=True)
-    return {
-        **dict(facts),
-        "verdict": verdict,
-        "reason": reason,
-        "base_p50_ns": before,
-        "p50_ns": after,
-        "change_percent": change,
-    }
-
-
-def _judge(base: Cell | None, now: Cell | None, limit: Fraction, differing: Sequence[str]) -> tuple[str, str | None]:
-    if now is None:
-        return "MISSING", "only the base holds it"
-    if base is None:
-        return "NEW", "only the current side holds it"
-    obstacle = _obstacle(base, now, differing)
-    if obstacle is not None or base.p50_ns is None or now.p50_ns is None:
-        return "NOT_COMPARABLE", obstacle
-    change = Fraction(now.p50_ns - base.p50_ns, base.p50_ns)
-    if change > limit:
-        return "REGRESSED", None
-    return ("IMPROVED" if change < -limit else "WITHIN_LIMIT"), None
-
-
-def _obstacle(base: Cell, now: Cell, differing: Sequence[str]) -> str | None:
-    if differing:
-        return "environment, protocol or claim differs"
-    for side, cell in (("base", base), ("current", now)):
-        if cell.p50_ns is None:
-            return f"the {side} {cell.reason}"
-    if base.served_by != now.served_by:
-        return f"served_by: base {base.served_by}, current {now.served_by}"
-    if base.work != now.work:
-        return f"(bytes read, bytes written, flop): base {base.work}, current {now.work}"
-    return None
-
-
-def _named(rows: Iterable[Mapping[str, Any]], *verdicts: str) -> list[str]:
-    wanted = (row for row in rows if row["verdict"] in verdicts)
-    return [" ".join((row["kernel"], row["shape"], row["dtype"], row["regime"])) for row in wanted]
-
-
-def _overall(rows: Sequence[Mapping[str, Any]]) -> str:
-    if _named(rows, "REGRESSED"):
-        return "regressed"
-    blocked = _named(rows, "MISSING", "NOT_COMPARABLE")
-    return "not_comparable" if blocked or not _named(rows, *_JUDGED) else "pass"
-
-
-def _reasons(rows: Sequence[Mapping[str, Any]], current: Artifact) -> list[str]:
-    reasons = []
-    if current.get("reason"):
-        reasons.append(f"the current side holds no times: {current['reason']}")
-    for verdict, text in (("MISSING", "missing"), ("NEW", "new"), ("NOT_COMPARABLE", "not comparable")):
-        if names := _named(rows, verdict):
-            reasons.append(f"{len(names)} {'cell' if len(names) == 1 else 'cells'} {text}: {', '.join(names)}")
-    if not _named(rows, *_JUDGED):
-        reasons.append("0 cells compared")
-    return reasons
-
-
-def exit_code(verdict: Artifact) -> int:
-    """0 when a verdict passes, 2 for a regression, 3 when it could not compare."""
-    return _EXIT_CODES[verdict["verdict"]]
-
-
-def run(project: Project, base: str | None, max_regression_percent: float) -> tuple[Artifact, int]:
-    """Judge the tree's roofline against an earlier one; returns the verdict and its exit code.
+def run(
+    project: Project, base: str | None = None, renames: Collection[str] = (), regimes: Collection[str] = ()
+) -> Artifact:
+    """Judge the raw samples of the tree against those of an earlier commit.
 
     Args:
         project: the checkout.
-        base: a revision; None takes the commit before the last change of the roofline.
-        max_regression_percent: how much larger a p50 may be.
+        base: a revision; None takes the commit before the last change of raw samples.
+        renames: ``old=new`` for each kernel that has another name now.
+        regimes: judge these only; empty for all.
 
     Raises:
-        ArtifactError: an artifact, here or at the base, is not sound.
+        ArtifactError, InputError: an artifact, here or at the base, is not sound.
         NotComparableError: the base cannot serve as one.
+        RenameError: a rename does not fit.
         RevisionError: git cannot find or read the base.
     """
-    root, folder = project.root, project.artifacts.relative_to(project.root).as_posix()
-    paths = {kind: f"{folder}/{kind}.json" for kind in ("roofline", "environment")}
-    current = {kind: artifacts.read(root / path, kind, mend="dvc repro") for kind, path in paths.items()}
-    commit = revisions.resolve(root, base) if base else revisions.previous_change(root, paths["roofline"])
-    raw = {kind: revisions.read_file(root, commit, path) for kind, path in paths.items()}
-    if raw["roofline"] == (root / paths["roofline"]).read_bytes():
-        raise NotComparableError(
-            f"{paths['roofline']}: expected another version at {base or commit[:12]}, found the same bytes; "
-            "name an earlier base with --base."
-        )
-    earlier = {kind: _parse_base(data, f"{commit[:12]}:{paths[kind]}", kind) for kind, data in raw.items()}
-    verdict = compare(
-        earlier["roofline"],
-        current["roofline"],
-        max_regression_percent,
-        base_environment=earlier["environment"],
-        environment=current["environment"],
-        origin=f"{base or commit[:12]}:{paths['roofline']}",
-        git_commit=commit,
-        inputs=[artifacts.input_record(root, root / path) for path in paths.values()],
-    )
-    return verdict, exit_code(verdict)
-
-
-def _parse_base(data: bytes, where: str, kind: str) -> Artifact:
-    try:
-        return artifacts.parse(data, where, kind)
-    except ArtifactError as error:
-        raise ArtifactError(f"{str(error).removesuffix('.')}; name another base with --base.") from error
-
-
-def render(verdict: Artifact) -> str:
-    """The verdict as text: a table of the cells, what stands in the way, and one line that sums up."""
-    lines = [_table(verdict["cells"])] if verdict["cells"] else []
-    lines += [f"- {reason}" for reason in verdict["reasons"]]
-    base, commit = verdict["base"]["origin"], verdict["base"]["git_commit"]
-    against = f"{base} (commit {commit[:12]})" if commit else base
-    counts = ", ".join(
-        f"{number} {word.lower()}" for word in _JUDGED if (number := len(_named(verdict["cells"], word)))
-    )
-    lines.append(
-        f"{verdict['verdict']}: {verdict['compared']} cells compared with {against}"
-        + (f": {counts}" if counts else "")
-        + f"; the limit is {verdict['max_regression_percent']} %."
-    )
-    return "\n".join(lines)
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    from tabulate import tabulate
-
-    headers = ("kernel", "shape", "dtype", "regime", "base p50 (ns)", "p50 (ns)", "change", "verdict", "reason")
-    body = [
-        (
-            *(row[name] for name in headers[:4]),
-            *("-" if row[name] is None else str(row[name]) for name in ("base_p50_ns", "p50_ns")),
-            "-" if row["change_percent"] is None else f"{row['change_percent']:+.2f} %",
-            row["verdict"],
-            row["reason"] or "",
-        )
-        for row in rows
+    unknown = [regime for regime in regimes if regime not in REGIMES]
+    if unknown:
+        raise ValueError(f"--regime: expected one of {', '.join(REGIMES)}, found {unknown[0]!r}.")
+    now, record, renamed = evidence.of_tree(project), acceptance.read(project), parse_renames(renames)
+    found = _base(project, base, first=record is not None and record["base_commit"] is None)
+    verdict = compare(found, now, root=project.root, renames=renamed, regimes=regimes or None, record=record)
+    paths = [
+        project.artifacts / "environment.json",
+        *(kernel_path(project, "timing", kernel) for kernel in now.timings),
     ]
-    # Number parsing off: tabulate would rewrite what is already text.
-    align = ("left",) * 4 + ("right",) * 3 + ("left",) * 2
-    return tabulate(body, headers, tablefmt="simple", disable_numparse=True, colalign=align)
+    return verdict | {"inputs": [artifacts.input_record(project.root, path) for path in paths]}
+
+
+def _base(project: Project, revision: str | None, *, first: bool) -> Base:
+    """The base, or a nothing to compare with where ``first`` says that there need be none."""
+    timing = f"{evidence.folder(project)}/timing"
+    if revision is not None:
+        commit = revisions.resolve(project.root, revision)
+        return Base(evidence.of_commit(project, commit), commit, f"{revision}:{timing}")
+    try:
+        commit = revisions.previous_change(project.root, timing)
+    except revisions.NoEarlierVersionError:
+        if not first:
+            raise
+        return Base(None, None, "no earlier version")
+    return Base(evidence.of_commit(project, commit), commit, f"{commit[:12]}:{timing}")
+
+
+def rebaseline(project: Project, reason: str, base: str | None = None) -> Path:
+    """Write the record that accepts what cannot be compared with the base; returns its path.
+
+    Args:
+        project: the checkout, with the new measurement in it.
+        reason: why the change is intended.
+        base: as of ``run``.
+
+    Raises:
+        RebaselineError: there is nothing to accept, no reason, or the tree's times cannot be a baseline.
+    """
+    now, found = evidence.of_tree(project), _base(project, base, first=True)
+    record = acceptance.build(project, found.commit, found.side, now, reason)
+    verdict = compare(found, now, root=project.root, record=record)
+    if found.side and not any(row["accepted"] for row in verdict["cells"]):
+        raise acceptance.RebaselineError(
+            f"{found.origin}: expected cells that cannot be compared, found none; `triton-kernel-lab gate` judges them."
+        )
+    artifacts.write(acceptance.path(project), record)
+    return acceptance.path(project)

@@ -1,0 +1,409 @@
+"""The codegen audit: real compilers, no device; planted faults turn its check red."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from codegen_data import made, spoilt
+
+from triton_kernel_lab import artifacts
+from triton_kernel_lab.artifacts import Artifact
+from triton_kernel_lab.codegen import sass, stage
+from triton_kernel_lab.codegen.occupancy import LIMITS, TARGETS, occupancy
+from triton_kernel_lab.codegen.stage import CodegenError
+from triton_kernel_lab.project import Project, find_project, kernel_names
+
+ROOT = Path(__file__).parents[1]
+PINNED = re.search(r"^triton==(\S+)$", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE)
+
+PLANTED_OP = """
+import torch
+
+from triton_kernel_lab.ops import _launch
+from triton_kernel_lab.ops._triton import INTERPRET, tl, triton
+
+
+@triton.jit
+def _wide_kernel(x_ptr, y_ptr, n, step, scale, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.load(x_ptr + at * step, mask=at < n) * scale, mask=at < n)
+
+
+@triton.jit
+def _picky_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n)
+    tl.store(y_ptr + at, x.to(tl.float16), mask=at < n)
+
+
+@triton.jit
+def _held_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, BLOCK))
+    tl.store(y_ptr + tl.arange(0, BLOCK), x - tl.max(x, 0))
+
+
+def wide(x):
+    y = torch.empty(x.shape, dtype=x.dtype)
+    scalars = (x.numel(), 1, 2.0)
+    _launch.bind(_wide_kernel, (16,), (x, y), scalars, {"BLOCK": 1024}, config={}, num_warps=4)(x, y)
+    return y
+
+
+def picky(x):
+    y = torch.empty(x.shape, dtype=x.dtype)
+    _launch.bind(_picky_kernel, (16,), (x, y), (x.numel(),), {"BLOCK": 1024}, config={}, num_warps=4)(x, y)
+    return y
+
+
+def held(x):
+    y = torch.empty(x.shape, dtype=x.dtype)
+    constants = {"BLOCK": 16384, "INTERPRETED": INTERPRET}
+    _launch.bind(_held_kernel, (1,), (x, y), (), constants, config={}, num_warps=16)(x, y)
+    return y
+"""
+PLANTED_CASE = """
+from triton_kernel_lab.cases._base import Case, Cost, Variant, randn
+from triton_kernel_lab.ops.planted import held, picky, wide
+
+
+def inputs(dims, dtype, generator):
+    return (randn(dims, dtype, generator),)
+
+
+def unaligned(dims, dtype, generator):
+    return (randn(dims, dtype, generator)[1:],)
+
+
+CASE = Case(
+    name="planted",
+    cli_name="planted",
+    axes=("M",),
+    variants=(
+        Variant("default", inputs, wide, wide, wide),
+        Variant("picky", unaligned, picky, picky, picky),
+        Variant("held", inputs, held, held, held),
+    ),
+    cost=lambda dims, dtype: Cost({}, {}, 0, "float32"),
+    timed=((16384,),),
+    checked=(),
+    smoke=(),
+    timed_dtypes=("float16",),
+)
+"""
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def plant(root: Path) -> None:
+    """A spill, a load that is no longer wide and a type that sm_80 does not have."""
+    operator = root / "src/triton_kernel_lab/ops/planted.py"
+    edit(operator, "num_warps=16", "num_warps=1")
+    edit(operator, "(x.numel(), 1, 2.0)", "(x.numel(), 3, 2.0)")
+    edit(operator, "x.to(tl.float16)", "x.to(tl.float8e4nv).to(tl.float16)")
+
+
+def checkout(root: Path) -> Path:
+    shutil.copytree(ROOT / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "schemas", root / "schemas")
+    for name in ("params.yaml", "dvc.yaml", "constraints.txt"):
+        shutil.copy(ROOT / name, root)
+    package = root / "src/triton_kernel_lab"
+    (package / "cases/planted.py").write_text(PLANTED_CASE, encoding="utf-8")
+    (package / "ops/planted.py").write_text(PLANTED_OP, encoding="utf-8")
+    (package / "ops/launch/planted.json").write_text("{}\n", encoding="utf-8")
+    (package / "cases/__init__.py").write_text('KERNELS: list[str] = ["planted"]\n', encoding="utf-8")
+    return root
+
+
+def audit(root: Path, *arguments: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command line in a checkout, as in a session that interprets and has settings of its own."""
+    settings = {"PYTHONPATH": os.fspath(root / "src"), "TRITON_CACHE_DIR": os.fspath(cache), "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "triton_kernel_lab", "codegen", *arguments]
+    return subprocess.run(
+        command, cwd=root, env=os.environ | settings | environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """A checkout of three small kernels with their audit."""
+    if PINNED is None or metadata.version("triton") != PINNED[1]:
+        pytest.skip("the audit is made with the pinned Triton only, which `nox -s unit` installs")
+    root = checkout(tmp_path_factory.mktemp("audited") / "tree")
+    done = audit(root, cache=cache)
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+def launches(root: Path, function: str) -> dict[str, dict[str, Any]]:
+    """The launches of one function by target."""
+    found = artifacts.read(root / "artifacts/codegen/planted.json", "codegen")["launches"]
+    return {launch["target"]: launch for launch in found if launch["function"] == function}
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Project:
+    for name in ("params.yaml", "dvc.yaml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    return find_project(tmp_path)
+
+
+# What is compiled.
+
+
+def test_arguments_are_specialised_as_triton_does_on_a_device(audited: Path) -> None:
+    """A pointer at 16 bytes and a multiple of 16 may be assumed so, a 1 is a constant, a float is neither."""
+    for launch in launches(audited, "_wide_kernel").values():
+        assert launch["signature"] == {"x_ptr": "*fp16:16", "y_ptr": "*fp16:16", "n": "i32:16", "scale": "fp32"}
+        assert launch["constants"] == {"step": 1, "BLOCK": 1024}
+        assert launch["options"] == {"num_warps": 4}
+    for launch in launches(audited, "_picky_kernel").values():
+        assert launch["signature"] == {"x_ptr": "*fp16", "y_ptr": "*fp16:16", "n": "i32"}
+    for launch in launches(audited, "_held_kernel").values():
+        # The session interprets; an operator that asks is told what it is told on a GPU.
+        assert launch["constants"] == {"BLOCK": 16384, "INTERPRETED": False}
+
+
+def test_every_target_is_read(audited: Path) -> None:
+    """Each launch is compiled for each target, and its binary shows wide loads, no spill and a launchable block."""
+    for function in ("_wide_kernel", "_held_kernel"):
+        found = launches(audited, function)
+        assert tuple(found) == TARGETS
+        for launch in found.values():
+            code = launch["code"]
+            assert code["global_loads"]["128"] > 0
+            assert code["local_loads"] == code["local_stores"] == code["stack_bytes"] == 0
+            assert code["occupancy"]["blocks"] > 0
+        assert len({launch["code"]["cubin_sha256"] for launch in found.values()}) == len(TARGETS)
+
+
+def test_elements_of_a_thread_are_results_over_threads(audited: Path) -> None:
+    """16384 results of 16 programs of 128 threads are 8 a thread."""
+    code = launches(audited, "_wide_kernel")["sm_90"]["code"]
+    assert code["elements_per_thread"] == 8
+    assert code["instructions_per_element"] == code["instructions"] / 8
+
+
+def test_a_second_derivation_elsewhere_gives_the_same_bytes(audited: Path, tmp_path: Path) -> None:
+    """Another folder, an empty cache and other settings in the environment: not a byte differs."""
+    root = Path(shutil.copytree(audited, tmp_path / "some" / "where else"))
+    settings = {"TRITON_DEFAULT_FP_FUSION": "0", "PTXAS_OPTIONS": "-O0", "PYTHONHASHSEED": "7"}
+    done = audit(root, "--check", cache=tmp_path / "cache", **settings)
+    assert done.stdout == "codegen: planted: every launch compiles to the tracked code.\n", done.stderr
+    assert done.returncode == 0
+
+
+def test_planted_faults_turn_the_check_red(audited: Path, cache: Path, tmp_path: Path) -> None:
+    """A spill, a scalarised load and a kernel that one target cannot have: each is named, and the code is 2."""
+    root = Path(shutil.copytree(audited, tmp_path / "tree"))
+    before = {path: path.read_bytes() for path in (root / "artifacts").rglob("*.json")}
+    plant(root)
+    done = audit(root, "--check", cache=cache)
+    assert done.returncode == 2, done.stderr
+    rows = [line for line in done.stdout.splitlines() if re.search(r" sm_\d+ ", line)]
+    spilt = [line for line in rows if " spills " in line]
+    assert [re.findall(r"sm_\d+", line)[0] for line in spilt] == list(TARGETS)
+    assert all(re.search(r"_held_kernel .* 0 bytes, 0 loads, 0 stores +[1-9]\d+ bytes", line) for line in spilt)
+    narrower = [line for line in rows if "narrower loads" in line]
+    assert [re.findall(r"sm_\d+", line)[0] for line in narrower] == list(TARGETS)
+    assert all(re.search(r"_wide_kernel .* 1 x 128 bit +8 x 16 bit", line) for line in narrower)
+    (broken,) = [line for line in rows if "does not compile" in line]
+    assert re.search(r"sm_80 +_picky_kernel +picky 16384 float16 .*fp8e4nv not supported", broken)
+    assert "make codegen" in done.stdout
+    assert {path: path.read_bytes() for path in (root / "artifacts").rglob("*.json")} == before
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kernel", kernel_names(ROOT))
+def test_every_line_of_a_launch_table_is_audited(kernel: str, target: str) -> None:
+    """The calls that stand for a kernel choose each configuration that its table has for the target."""
+    from triton_kernel_lab.cases._base import load
+    from triton_kernel_lab.codegen.launches import calls, plan
+    from triton_kernel_lab.ops import _launch
+
+    table = _launch._table(kernel)
+    lines = [line["config"] for line in table[_launch._nearest(table, target)]]
+    chosen = [launch.config for call in calls(load(kernel)) for launch in plan(call, target)]
+    assert [line for line in lines if line not in chosen] == []
+
+
+def test_a_fallback_is_a_launch_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator that leaves Triton on a target is named with its reason, not passed over."""
+    from triton_kernel_lab import routing
+    from triton_kernel_lab.codegen import audit as module
+
+    def leaves(call: Any, target: str) -> Any:
+        raise routing.FallbackError(f"no kernel for {target}")
+
+    monkeypatch.setattr(module, "plan", leaves)
+    monkeypatch.setattr(module, "describe", lambda compiled, target: [])
+    (record,) = module.audit("swiglu", "sm_80")
+    assert (record["status"], record["function"], record["reason"]) == ("failed", None, "no kernel for sm_80")
+    assert "default 128x1024 float16" in record["calls"]
+
+
+# Where it is made.
+
+
+@pytest.mark.parametrize(("installed", "named"), [("3.6.0", "3.6.0"), (None, "none")])
+def test_another_triton_is_refused(
+    here: Project, monkeypatch: pytest.MonkeyPatch, installed: str | None, named: str
+) -> None:
+    """On a host with another Triton, or none, one sentence names both versions and the ways out."""
+
+    def version(package: str) -> str:
+        if installed is None:
+            raise metadata.PackageNotFoundError(package)
+        return installed
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert PINNED
+    expected = f"expected Triton {PINNED[1]} as in constraints.txt, found {named}; `make codegen`"
+    with pytest.raises(CodegenError, match=re.escape(expected)):
+        stage.derive(here, ["rms_norm"])
+
+
+def test_a_missing_pin_is_refused(here: Project) -> None:
+    """Without a pinned version nothing says which code is the right one."""
+    (here.root / "constraints.txt").write_text("torch==2.13.0\n", encoding="utf-8")
+    with pytest.raises(CodegenError, match=r"constraints\.txt: expected one line `triton==\.\.\.`, found 0\.$"):
+        stage.derive(here, ["rms_norm"])
+
+
+def ends_its_process(task: tuple[str, str]) -> Any:
+    """Stands for a compiler that aborts on one task."""
+    if task == ("two", "sm_100"):
+        os._exit(134)
+    return {}, []
+
+
+def test_a_compiler_that_aborts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the compiler takes its process along, the kernel and the target are found out."""
+    monkeypatch.setattr(stage, "_audit", ends_its_process)
+    with pytest.raises(CodegenError, match=r"^codegen of two for sm_100: the compiler brought its process down\.$"):
+        stage._run([("one", "sm_80"), ("two", "sm_100"), ("three", "sm_90")])
+
+
+def test_the_stage_writes_where_it_is_tracked(here: Project) -> None:
+    """Written audits say how many launches they hold and name those that do not compile."""
+    sound = made()
+    failed: Artifact = spoilt(sound, status="failed", reason="CompilationError: no", code=None)
+    said = stage.write(here, {"one": sound, "two": failed})
+    assert [path.name for path in sorted(here.audits.iterdir())] == ["one.json", "two.json"]
+    assert said[0].endswith("one.json: 2 launches for 4 targets")
+    assert said[2] == "does not compile: sm_80 _kernel default 8x128 float16: CompilationError: no"
+
+
+# What is read.
+
+LISTING = """
+	.headerflags	@"EF_CUDA_SM90"
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/              @!P0 LDG.E.EF.128 R4, [R14.64] ;
+        /*0020*/             @!UPT LDG.E.ENL2.256 R4, R8, desc[UR4][R14.64] ;
+        /*0030*/                   LDG.E R2, [R2.64] ;
+        /*0040*/                   LDG.E.LTC128B.U16.CONSTANT R2, [R2.64] ;
+        /*0050*/               @P2 STG.E.64 [R2.64], R4 ;
+.L_x_0:
+        /*0060*/                   LDL.64 R2, [R1] ;
+        /*0070*/                   STL [R1], R2 ;
+        /*0080*/                   LDGSTS.E.BYPASS.128 [R2], [R4.64] ;
+        /*0090*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+        /*00a0*/                   HGMMA.64x128x16.F32 R24, gdesc[UR4], R24 ;
+        /*00b0*/                   UTCHMMA gdesc[UR4], gdesc[UR6], tmem[UR8], tmem[UR10], idesc[UR11], !UPT ;
+        /*00c0*/                   UTMALDG.2D [UR8], [UR4] ;
+        /*00d0*/                   BRA `(.L_x_0) ;
+        /*00e0*/                   NOP ;
+"""
+
+
+def test_instructions_are_counted_by_what_they_do() -> None:
+    """Widths, spills, tensor cores and asynchronous copies of a listing, with and without a predicate."""
+    (found,) = sass.count_each(LISTING, [0xF0])
+    assert found == sass.Instructions(
+        total=14,
+        global_loads={"16": 1, "32": 1, "128": 1, "256": 1},
+        global_stores={"64": 1},
+        local_loads=1,
+        local_stores=1,
+        tensor_core={"HGMMA": 1, "HMMA": 1, "UTCHMMA": 1},
+        async_copies={"LDGSTS": 1, "UTMALDG": 1},
+    )
+
+
+def test_kernels_in_one_listing_are_told_apart_by_their_sizes() -> None:
+    """The first five instructions belong to one kernel and the others to the next."""
+    first, second = sass.count_each(LISTING, [0x50, 0xA0])
+    assert (first.total, second.total) == (5, 9)
+    assert first.local_loads == 0
+    assert second.global_loads == {}
+
+
+@pytest.mark.parametrize("listing", ["", LISTING, LISTING.replace("/*0010*/", "/* 10 */")])
+def test_a_listing_of_less_than_the_code_is_refused(listing: str) -> None:
+    """A disassembler that leaves an instruction out, or prints it in another way, is an error and not a lower count."""
+    with pytest.raises(ValueError, match=r"expected 256 bytes of code, found 1?[045] instructions"):
+        sass.count_each(listing, [0xF0, 0x10])
+
+
+def test_resources_are_those_of_the_kernel() -> None:
+    """Of several functions the named one's registers, stack and local bytes are read."""
+    line = " Function {}:\n  REG:{} STACK:{} SHARED:1024 LOCAL:0 CONSTANT[0]:592 TEXTURE:0 SURFACE:0 SAMPLER:0\n"
+    listing = (
+        "Resource usage:\n Common:\n  GLOBAL:11\n" + line.format("_helper", 8, 0) + line.format("_kernel", 255, 24)
+    )
+    assert sass.resources(listing, "_kernel") == sass.Resources(registers=255, stack_bytes=24, local_bytes=0)
+    with pytest.raises(ValueError, match="expected the resources of _other, found none"):
+        sass.resources(listing, "_other")
+
+
+@pytest.mark.parametrize(
+    ("target", "registers", "shared_bytes", "warps", "blocks", "limited_by"),
+    [
+        # 64 warps of 32 registers a thread fill the register file of 65536.
+        ("sm_90", 32, 0, 8, 8, ("warps", "registers")),
+        # 33 registers are given as 40: 12 warps on each of four partitions.
+        ("sm_90", 33, 0, 8, 6, ("registers",)),
+        ("sm_90", 255, 0, 8, 1, ("registers",)),
+        ("sm_90", 16, 0, 1, 32, ("blocks",)),
+        ("sm_120", 16, 0, 1, 24, ("blocks",)),
+        ("sm_120", 16, 0, 8, 6, ("warps",)),
+        # 100 KiB hold two blocks of 48 KiB and the 1 KiB that each pays.
+        ("sm_120", 16, 48 << 10, 4, 2, ("shared_memory",)),
+        ("sm_80", 16, 163 << 10, 4, 1, ("shared_memory",)),
+        ("sm_80", 16, (163 << 10) + 1, 4, 0, ("shared_memory",)),
+        ("sm_90", 16, 227 << 10, 4, 1, ("shared_memory",)),
+        # 32 warps of 255 registers do not fit at all.
+        ("sm_90", 255, 0, 32, 0, ("registers",)),
+    ],
+)
+def test_occupancy_follows_the_documented_limits(
+    target: str, registers: int, shared_bytes: int, warps: int, blocks: int, limited_by: tuple[str, ...]
+) -> None:
+    """Blocks that fit one multiprocessor, and what keeps out one more, in closed form."""
+    found = occupancy(target, registers=registers, shared_bytes=shared_bytes, warps=warps)
+    assert (found.blocks, found.limited_by) == (blocks, limited_by)
+    assert found.ratio == round(blocks * warps / LIMITS[target].warps, 4)
+
+
+def test_the_audit_starts_without_torch() -> None:
+    """The stage imports neither torch nor Triton; the processes that it starts do."""
+    code = "import sys; import triton_kernel_lab.codegen.stage; sys.exit(bool({'torch', 'triton'} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code], check=True)

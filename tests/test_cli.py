@@ -17,7 +17,7 @@ import synthetic
 import torch
 import typer
 
-from triton_kernel_lab import artifacts, cli
+from triton_kernel_lab import artifacts, cli, stage_commands
 from triton_kernel_lab.project import Project, find_project
 
 HEAVY = ("torch", "triton", "numpy", "scipy", "matplotlib", "jsonschema", "tabulate")
@@ -167,7 +167,7 @@ def test_a_wrong_name_is_one_sentence_and_one(
     project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, sentence: str
 ) -> None:
     """A misspelt option, command, kernel, dtype or shape ends with 1, never with a regression's 2."""
-    monkeypatch.setattr(cli, "_device_project", lambda: project)
+    monkeypatch.setattr(stage_commands, "device_project", lambda: project)
     assert refused(monkeypatch, capsys, line) == (1, sentence)
 
 

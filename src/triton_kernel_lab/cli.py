@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from triton_kernel_lab.project import Project, ProjectError, find_project
+from triton_kernel_lab.console import progress, say
+from triton_kernel_lab.project import ProjectError, find_project
+from triton_kernel_lab.stage_commands import COMMANDS
 
 __all__ = ["app", "main"]
 
@@ -35,51 +35,8 @@ class CacheMode(StrEnum):
     hot = "hot"
 
 
-KernelArgument = Annotated[str, typer.Argument(help="A kernel of the registry, such as rms_norm.")]
 BaseOption = Annotated[str | None, typer.Option(help="Revision to compare with; default: the previous measurement.")]
 LimitOption = Annotated[float, typer.Option("--max-regression-percent", help="How much larger a p50 may be.")]
-
-
-def _say(text: str) -> None:
-    typer.echo(text)
-
-
-@contextlib.contextmanager
-def _progress(title: str) -> Iterator[Callable[[str], None]]:
-    """A status line on a terminal; under CI and in pipes nothing moves."""
-    if not sys.stderr.isatty() or os.environ.get("CI"):
-        yield lambda line: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(title) as status:
-        yield lambda line: status.update(f"{title}: {line}")
-
-
-def _project() -> Project:
-    """The checkout; on runner ``cpu`` kernels run in Triton's interpreter."""
-    project = find_project()
-    if project.runner == "cpu":
-        # Read when Triton is first imported, which only happens after this.
-        os.environ["TRITON_INTERPRET"] = "1"
-    return project
-
-
-def _device_project() -> Project:
-    """The checkout of a stage that works on a device, which runner ``cpu`` does without.
-
-    Raises:
-        ProjectError: the runner is a GPU and there is no CUDA device.
-    """
-    project = _project()
-    if project.runner != "cpu":
-        import torch
-
-        if torch.cuda.device_count() == 0:
-            raise ProjectError(
-                f"runner {project.runner} needs its GPU, found no CUDA device; `make repro` rehearses without one."
-            )
-    return project
 
 
 @app.callback(invoke_without_command=True)
@@ -100,7 +57,7 @@ def bench(
     if context.invoked_subcommand is not None:
         return
     if not (kernel or shape or dtype or output or baseline):
-        _say(context.get_help())
+        say(context.get_help())
         return
     from triton_kernel_lab import bench as quick
     from triton_kernel_lab.analysis import flat, verdicts
@@ -118,12 +75,12 @@ def bench(
         sweep_bytes=256 << 20,
         seed=seed,
     )
-    with _progress("measuring") as log:
+    with progress("measuring") as log:
         report = quick.run(request, _root(), log)
-    _say(quick.render(report))
+    say(quick.render(report))
     if output:
         quick.write(output, report)
-        _say(f"wrote {output}")
+        say(f"wrote {output}")
     if base:
         # A run that was narrowed on the command line leaves out the rest of the baseline; a full one misses it.
         narrowed = bool(kernel or shape or dtype)
@@ -136,7 +93,7 @@ def bench(
             origin=str(baseline),
             asked=asked,
         )
-        _say(text.render(verdict))
+        say(text.render(verdict))
         raise typer.Exit(verdicts.exit_code(verdict))
 
 
@@ -157,120 +114,8 @@ def _kernels_of(base: dict[str, Any] | None) -> list[str]:
     return sorted({row["kernel"] for row in rows})
 
 
-@app.command()
-def env() -> None:
-    """Print the device and the software that would measure."""
-    import json
-
-    import torch
-
-    from triton_kernel_lab.lab.environment import probe
-
-    device = torch.cuda.current_device() if torch.cuda.device_count() else None
-    _say(json.dumps(probe(device=device), indent=2))
-
-
-@app.command()
-def environment() -> None:
-    """Stage: write environment.json, or refuse a machine that is not the runner."""
-    project = _project()
-    from triton_kernel_lab.lab import environment as stage
-
-    stage.run(project)
-
-
-@app.command()
-def ceilings() -> None:
-    """Stage: measure ladders, floors and matmul rates."""
-    project = _device_project()
-    from triton_kernel_lab.lab import ceilings as stage
-
-    with _progress("ceilings") as log:
-        stage.run(project, log)
-
-
-@app.command()
-def correctness(kernel: KernelArgument) -> None:
-    """Stage: check one kernel against its float64 oracle; exit 2 if it is wrong."""
-    project = _device_project()
-    from triton_kernel_lab.lab import correctness as stage
-
-    with _progress("correctness") as log:
-        stage.run(project, _known(kernel), log)
-
-
-@app.command()
-def timing(kernel: KernelArgument) -> None:
-    """Stage: time one kernel that passed its correctness stage."""
-    project = _device_project()
-    from triton_kernel_lab.lab import timing as stage
-
-    with _progress("timing") as log:
-        stage.run(project, _known(kernel), log)
-
-
-@app.command()
-def tune(kernel: KernelArgument) -> None:
-    """Measure launch configurations on this GPU and write the kernel's launch table."""
-    project = _device_project()
-    if project.runner == "cpu":
-        raise ProjectError("tune: runner cpu has no launch configurations to measure; set `runner` to a GPU's name.")
-    from triton_kernel_lab.lab import tune as stage
-
-    _say(f"wrote {stage.run(project, _known(kernel), _say)}")
-
-
-@app.command()
-def roofline() -> None:
-    """Stage: derive statistics, attainable times and speedups from raw samples."""
-    from triton_kernel_lab.analysis import roofline as stage
-
-    stage.run(find_project())
-
-
-@app.command()
-def figures() -> None:
-    """Stage: draw the latency figure."""
-    from triton_kernel_lab.report import figures as stage
-
-    stage.run(find_project())
-
-
-@app.command()
-def tables() -> None:
-    """Stage: write results.md and metrics.json."""
-    from triton_kernel_lab.report import tables as stage
-
-    stage.run(find_project())
-
-
-@app.command()
-def readme() -> None:
-    """Put the result tables between the README's markers."""
-    from triton_kernel_lab.report import readme as stage
-
-    stage.run(find_project())
-
-
-@app.command()
-def codegen(
-    kernel: Annotated[str | None, typer.Argument(help="A kernel of the registry; default: each of them.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 2 where tracked code differs.")] = False,
-) -> None:
-    """Stage: compile for every target without a GPU and read the binaries."""
-    from triton_kernel_lab.codegen import stage
-    from triton_kernel_lab.project import kernel_names
-
-    project = find_project()
-    audits = stage.derive(project, [_known(kernel)] if kernel else kernel_names())
-    if check:
-        from triton_kernel_lab.analysis import codegen_diff
-        from triton_kernel_lab.report import codegen as report
-
-        findings = codegen_diff.check(project, audits)
-        _say(report.render(list(audits), findings))
-        raise typer.Exit(codegen_diff.exit_code(findings))
-    _say("\n".join(stage.write(project, audits)))
+for _command in COMMANDS:
+    app.command()(_command)
 
 
 @app.command()
@@ -288,7 +133,7 @@ def verify() -> None:
         typer.echo(f"broken: {line}", err=True)
     if broken:
         raise typer.Exit(ERROR)
-    _say(f"sound: every artifact, digest, derived figure and table cell of runner {project.runner}")
+    say(f"sound: every artifact, digest, derived figure and table cell of runner {project.runner}")
 
 
 @app.command()
@@ -306,7 +151,7 @@ def gate(
     from triton_kernel_lab.report import verdict as text
 
     verdict = stage.run(find_project(), base, rename or [], regime or [])
-    _say(text.render(verdict))
+    say(text.render(verdict))
     if output:
         artifacts.write(output, verdict)
     raise typer.Exit(verdicts.exit_code(verdict, strict))
@@ -322,7 +167,7 @@ def rebaseline(
 
     project = find_project()
     written = stage.rebaseline(project, reason, base).relative_to(project.root)
-    _say(f"wrote {written}; commit it with the artifacts that it accepts")
+    say(f"wrote {written}; commit it with the artifacts that it accepts")
 
 
 @app.command()
@@ -337,29 +182,10 @@ def history(
     from triton_kernel_lab.report import history as text
 
     series, problems = past.run(find_project(), kernel, past.parse_cell(cell) if cell else None)
-    _say(text.render(series, problems))
+    say(text.render(series, problems))
     if plot:
         artifacts.write_text(plot, text.draw(series))
-        _say(f"wrote {plot}")
-
-
-@app.command()
-def rehearse() -> None:
-    """Run the pipeline as runner cpu in a scratch copy, and re-derive the published report."""
-    from triton_kernel_lab import rehearsal
-
-    rehearsed, published = rehearsal.run(find_project())
-    _say(f"rehearsed report: {rehearsed}")
-    _say(f"published report: {published}")
-
-
-def _known(kernel: str) -> str:
-    from triton_kernel_lab.project import kernel_names
-
-    names = kernel_names()
-    if kernel not in names:
-        raise ValueError(f"kernel {kernel}: expected one of {', '.join(names)}.")
-    return kernel
+        say(f"wrote {plot}")
 
 
 def _kinds(error: Exception) -> set[str]:

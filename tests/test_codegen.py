@@ -259,6 +259,29 @@ def test_a_fallback_is_a_launch_that_failed(monkeypatch: pytest.MonkeyPatch) -> 
     assert "default 128x1024 float16" in record["calls"]
 
 
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (
+            "`ptxas` failed with error code 255\n`ptxas` stderr:\n"
+            "ptxas /tmp/tmpz9/a.ptx, line 9; error : Unknown modifier\n"
+            "Repro command: ptxas -lineinfo /tmp/tmpz9/a.ptx\n",
+            "RuntimeError: ptxas PTX, line 9; error : Unknown modifier",
+        ),
+        (
+            "at 3:8:\n    x.to(tl.float8e4nv)\n        ^\ntype fp8e4nv not supported",
+            "RuntimeError: type fp8e4nv not supported",
+        ),
+        ("", "RuntimeError: no message"),
+    ],
+)
+def test_a_cause_is_one_line_that_is_the_same_each_time(message: str, said: str) -> None:
+    """Of a compiler's message the line that tells the cause is kept, without the names of temporary files."""
+    from triton_kernel_lab.codegen.compiling import reason
+
+    assert reason(RuntimeError(message)) == said
+
+
 # Where it is made.
 
 

@@ -313,3 +313,11 @@ def test_metrics_are_numbers_by_kernel_and_case(loaded: Loaded) -> None:
     assert all(
         isinstance(value, int | float) for cases in found.values() for c in cases.values() for value in c.values()
     )
+
+
+def test_a_change_carries_its_sign_and_a_plain_number_its_digits() -> None:
+    """What the gate prints: a sign on every change, whole numbers in full, others to a tenth."""
+    assert units.signed_percent(1.005) == "+1.01 %"
+    assert units.signed_percent(-12.0) == "-12.00 %"
+    assert units.signed_percent(0.0) == "+0.00 %"
+    assert (units.plain(3), units.plain(11727.667), units.plain(None)) == ("3", "11727.7", units.MISSING)

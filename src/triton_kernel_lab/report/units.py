@@ -20,7 +20,9 @@ __all__ = [
     "mebibytes",
     "microseconds",
     "percent",
+    "plain",
     "ratio",
+    "signed_percent",
     "teraflop_per_s",
     "watts",
 ]
@@ -77,6 +79,20 @@ def excess_percent(ours_ns: int, theirs_ns: int) -> str:
     _require_positive(ours_ns)
     _require_positive(theirs_ns)
     return f"{_fixed(Decimal(100 * (ours_ns - theirs_ns)) / theirs_ns, 2)} %"
+
+
+def signed_percent(value: float | None) -> str:
+    """A change that is in per cent already, with its sign, to 2 decimals."""
+    if value is None:
+        return MISSING
+    return f"{'+' if value >= 0 else '-'}{_fixed(abs(Decimal(str(value))), 2)} %"
+
+
+def plain(value: int | float | None) -> str:
+    """A number as it is: a whole one in full, another to 1 decimal."""
+    if value is None or isinstance(value, int):
+        return MISSING if value is None else str(value)
+    return _fixed(Decimal(str(value)), 1)
 
 
 def error_size(value: float | None) -> str:

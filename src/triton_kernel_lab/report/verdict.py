@@ -7,6 +7,7 @@ from typing import Any
 
 from triton_kernel_lab.analysis.verdicts import JUDGED, count, named
 from triton_kernel_lab.artifacts import Artifact
+from triton_kernel_lab.report import units
 from triton_kernel_lab.report.units import MISSING
 
 __all__ = ["render"]
@@ -66,8 +67,6 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str
 
 def _text(row: Mapping[str, Any], field: str) -> str:
     value = row[field]
-    if value is None:
-        return MISSING
-    if field.endswith("_percent"):
-        return f"{value:.1f} %" if field.startswith("margin") else f"{value:+.2f} %"
-    return f"{value:.1f}" if isinstance(value, float) else str(value)
+    if field == "margin_percent":
+        return MISSING if value is None else f"{units.plain(float(value))} %"
+    return units.signed_percent(value) if field.endswith("_percent") else units.plain(value)

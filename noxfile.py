@@ -81,7 +81,7 @@ def unit(session: nox.Session) -> None:
     """The tests, kernels through Triton's interpreter where there is no GPU, and the codegen audit."""
     _prepare(session, "test", extras=("gpu",))
     # Pytest ends with 5, so this session with an error, when no test ran.
-    session.run("python", "-m", "pytest", *(session.posargs or ["-n", "2"]))
+    session.run("python", "-m", "pytest", *(session.posargs or ["-n", "2", "--dist", "worksteal"]))
     if not session.posargs:  # Whoever chose tests wants those alone.
         _lab(session, "codegen", "--check")
 

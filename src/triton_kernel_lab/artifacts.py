@@ -64,6 +64,21 @@ def _whole_pattern(checker: Any, pattern: str, value: Any, _schema: Any) -> Iter
         yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
 
 
+@functools.cache
+def _definition(reference: str) -> Any:
+    """What ``file.json#/path`` refers to: each schema names the file, its own too."""
+    name, _, pointer = reference.partition("#/")
+    found = _registry().contents(name)
+    for part in pointer.split("/"):
+        found = found[part]
+    return found
+
+
+def _reference(checker: Any, reference: str, value: Any, _schema: Any) -> Iterator[jsonschema.ValidationError]:
+    # Resolved once for each reference. The library resolves anew at each value, half of all checking.
+    yield from checker.descend(value, _definition(reference))
+
+
 def _is_integer(_checker: Any, value: Any) -> bool:
     # JSON Schema calls 1.0 an integer; a count or a nanosecond has one spelling here.
     return isinstance(value, int) and not isinstance(value, bool)
@@ -89,7 +104,7 @@ def _items(checker: Any, items: Any, value: Any, schema: Any) -> Iterator[jsonsc
 @functools.cache
 def _validator(kind: str) -> Any:
     types = _BASE.TYPE_CHECKER.redefine("integer", _is_integer)
-    keywords = {"pattern": _whole_pattern, "items": _items}
+    keywords = {"$ref": _reference, "pattern": _whole_pattern, "items": _items}
     # The stubs give extend no types.
     strict = jsonschema.validators.extend(_BASE, keywords, type_checker=types)  # type: ignore[no-untyped-call]
     return strict(_registry().contents(f"{kind}.json"), registry=_registry())

@@ -38,9 +38,22 @@ def _requirements(*groups: str, extras: tuple[str, ...] = ()) -> list[str]:
     return wanted + [each for extra in extras for each in project["optional-dependencies"][extra]]
 
 
+def _install_once(session: nox.Session, wanted: list[str]) -> None:
+    """Asking pip costs seconds a session, so an environment remembers what was installed into it."""
+    asked = "\n".join([*wanted, Path("constraints.txt").read_text(encoding="utf-8")])
+    mark = Path(session.virtualenv.location, "installed.txt")
+    if not mark.is_file() or mark.read_text(encoding="utf-8") != asked:
+        session.install("-c", "constraints.txt", *wanted)
+        mark.write_text(asked, encoding="utf-8")
+
+
 def _prepare(session: nox.Session, *groups: str, extras: tuple[str, ...] = ()) -> None:
     """Install the groups, and let every process of the session import src/ as it lies there."""
-    session.install("-c", "constraints.txt", *_requirements(*groups, extras=extras))
+    wanted = _requirements(*groups, extras=extras)
+    if session.virtualenv.is_sandboxed:
+        _install_once(session, wanted)
+    else:
+        session.install("-c", "constraints.txt", *wanted)
     # Without a virtual environment the caller's path may be what holds the installed packages.
     inherited = "" if session.virtualenv.is_sandboxed else os.environ.get("PYTHONPATH", "")
     session.env["PYTHONPATH"] = os.pathsep.join(filter(None, [os.path.abspath("src"), inherited]))

@@ -7,7 +7,13 @@ import os
 from collections.abc import Generator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# Forty drawn examples of each property keep the whole suite within what one waits for; a deadline would
+# make a busy machine's tests fail.
+hypothesis.settings.register_profile("suite", max_examples=40, deadline=None)
+hypothesis.settings.load_profile("suite")
 
 _SOURCE = Path(__file__).parents[1] / "src"
 _EXPECT_GPU = os.environ.get("TKL_EXPECT_GPU") == "1"

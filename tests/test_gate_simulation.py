@@ -120,7 +120,7 @@ def rate(found: NDArray[np.bool_]) -> float:
 
 
 @pytest.mark.parametrize("calibrated", [False, True])
-@pytest.mark.parametrize("processes", [2, 5, 10])
+@pytest.mark.parametrize("processes", [2, 3, 5, 10])
 def test_f75_identical_code_fails_fewer_than_one_suite_in_a_hundred(
     base: Suite, again: Suite, processes: int, calibrated: bool
 ) -> None:
@@ -191,7 +191,7 @@ def test_a_kernel_that_is_five_per_cent_slower_is_found_with_ten_processes_and_a
     assert rate(found[:, ~KERNEL]) < 0.01
 
 
-@pytest.mark.parametrize("cell", [0, 39])
+@pytest.mark.parametrize("cell", [0, 20, 30, 39])
 @pytest.mark.parametrize(
     ("factor", "processes", "calibrated", "least"),
     [(1.15, 5, False, 0.95), (1.15, 5, True, 0.95), (1.05, 10, True, 0.85)],

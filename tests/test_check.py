@@ -12,7 +12,7 @@ from operator_checks import DEVICE, randn
 
 from triton_kernel_lab.cases import rms_norm as norm_case
 from triton_kernel_lab.cases import swiglu as gate_case
-from triton_kernel_lab.cases._base import Tensors, Variant, load
+from triton_kernel_lab.cases._base import Case, Tensors, Variant, load
 from triton_kernel_lab.lab import check
 from triton_kernel_lab.lab.correctness import check_cell
 from triton_kernel_lab.project import kernel_names
@@ -20,36 +20,45 @@ from triton_kernel_lab.project import kernel_names
 Run = Callable[..., Any]
 
 
-def shifted_eps(variant: Any) -> Run:
-    """The operator with an eps of a hundredth, or what comes to the same for one without eps."""
+def first_output(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Variant], Run]:
+    """The operator with its first output changed."""
 
-    def run(*tensors: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = variant.run(*tensors)
-        return (out.double() / math.sqrt(1 + 1e-2)).to(out.dtype)
+    def impostor(variant: Variant) -> Run:
+        def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            first, *others = check.as_tuple(variant.run(*tensors))
+            return change(first), *others
 
-    return run
+        return run
 
-
-def with_tail_left_out(variant: Any) -> Run:
-    def run(*tensors: torch.Tensor) -> torch.Tensor:
-        right = variant.run(*tensors)
-        out = torch.empty_like(right)
-        out[..., :-1] = right[..., :-1]
-        return out
-
-    return run
+    return impostor
 
 
-def off_at_one_element(variant: Any) -> Run:
-    def run(*tensors: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = variant.run(*tensors)
-        out[-1, -1] = out[-1, -1] * 1.01 + 0.01
-        return out
-
-    return run
+def shifted_eps(out: torch.Tensor) -> torch.Tensor:
+    """The output with an eps of a hundredth, or what comes to the same for one without eps."""
+    return (out.double() / math.sqrt(1 + 1e-2)).to(out.dtype)
 
 
-def zeroing_inputs(variant: Any) -> Run:
+def with_tail_left_out(right: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(right)
+    out[..., :-1] = right[..., :-1]
+    return out
+
+
+def off_at_one_element(out: torch.Tensor) -> torch.Tensor:
+    # Far enough for the limit of each dtype, near enough that no norm shows it.
+    last = out.flatten()[-1:]
+    last += out.double().abs().mean().to(out.dtype) * 0.05 + last * 0.05
+    return out
+
+
+def from_freed_memory(right: torch.Tensor) -> torch.Tensor:
+    """What lies in memory when the right answer was freed before it was read."""
+    shape, dtype = right.shape, right.dtype
+    del right
+    return torch.empty(shape, dtype=dtype, device=DEVICE)
+
+
+def zeroing_inputs(variant: Variant) -> Run:
     def run(*tensors: torch.Tensor) -> object:
         out = variant.run(*tensors)
         for tensor in tensors:
@@ -59,42 +68,32 @@ def zeroing_inputs(variant: Any) -> Run:
     return run
 
 
-def from_freed_memory(variant: Any) -> Run:
-    """Makes the right answer, frees it, and hands back whatever memory it is given next."""
-
-    def run(*tensors: torch.Tensor) -> torch.Tensor:
-        right = variant.run(*tensors)
-        shape, dtype = right.shape, right.dtype
-        del right
-        return torch.empty(shape, dtype=dtype, device=DEVICE)
-
-    return run
-
-
-def raising(variant: Any) -> Run:
+def raising(variant: Variant) -> Run:
     def run(*tensors: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("out of resources")
 
     return run
 
 
-IMPOSTORS: dict[str, tuple[Callable[[Any], Run], str]] = {
-    "zeros": (lambda variant: lambda *tensors: torch.zeros_like(variant.run(*tensors)), "norm off by 1"),
-    "nan": (lambda variant: lambda *tensors: torch.full_like(variant.run(*tensors), math.nan), "NaN or infinity"),
-    "one_nan": (lambda variant: lambda *tensors: variant.run(*tensors).index_fill_(-1, ones(), math.nan), "NaN"),
-    "its_input": (lambda variant: lambda *tensors: tensors[0], "worst element off"),
-    "one_element": (off_at_one_element, "worst element off"),
-    "half_as_wide": (lambda variant: lambda *tensors: variant.run(*tensors)[..., ::2], "output is (8, 64)"),
-    "wrong_dtype": (lambda variant: lambda *tensors: variant.run(*tensors).double(), "torch.float64"),
-    "wrong_eps": (shifted_eps, "off by"),
+IMPOSTORS: dict[str, tuple[Callable[[Variant], Run], str]] = {
+    "zeros": (first_output(torch.zeros_like), "norm off by 1"),
+    "nan": (first_output(lambda out: torch.full_like(out, math.nan)), "NaN or infinity"),
+    "one_nan": (first_output(lambda out: out.index_fill_(-1, ones(), math.nan)), "NaN"),
+    "one_element": (first_output(off_at_one_element), "worst element off"),
+    "half_as_wide": (first_output(lambda out: out[..., ::2]), "output is ("),
+    "wrong_dtype": (first_output(lambda out: out.double()), "torch.float64"),
+    "wrong_eps": (first_output(shifted_eps), "off by"),
     "raises": (raising, "raised RuntimeError: out of resources"),
-    "unwritten_tail": (with_tail_left_out, "NaN or infinity"),
-    "freed_memory": (from_freed_memory, "NaN or infinity"),
+    "unwritten_tail": (first_output(with_tail_left_out), "NaN or infinity"),
+    "freed_memory": (first_output(from_freed_memory), "NaN or infinity"),
     "zeroed_inputs": (zeroing_inputs, "input 0 was changed"),
-    "two_outputs": (lambda variant: lambda *tensors: (variant.run(*tensors),) * 2, "2 outputs, expected 1"),
-    "no_output": (lambda variant: lambda *tensors: (), "0 outputs, expected 1"),
-    "negated": (lambda variant: lambda *tensors: -variant.run(*tensors), "norm off by 2"),
-    "swapped_rows": (lambda variant: lambda *tensors: variant.run(*tensors).flip(0), "worst element off"),
+    "one_output_more": (
+        lambda variant: lambda *tensors: (*check.as_tuple(variant.run(*tensors)),) * 2,
+        " outputs, expected ",
+    ),
+    "no_output": (lambda variant: lambda *tensors: (), "0 outputs, expected "),
+    "negated": (first_output(torch.neg), "norm off by 2"),
+    "shifted": (first_output(lambda out: out.flatten().roll(1).view_as(out)), "worst element off"),
 }
 
 
@@ -102,20 +101,25 @@ def ones() -> torch.Tensor:
     return torch.ones(1, dtype=torch.int64, device=DEVICE)
 
 
-def judged(variant: Variant, run: Run, dtype: torch.dtype) -> list[str]:
-    """What the checker says of ``run`` where it stands for the variant's operator."""
-    inputs: Tensors = variant.inputs((8, 128), dtype, torch.Generator(DEVICE).manual_seed(3))
-    references = check.as_tuple(variant.oracle(*(tensor.clone() for tensor in inputs)))
-    bound = check.limit(dtype, check.measure(check.as_tuple(variant.eager(*inputs))[0], references[0]))
-    return check.run_checked(run, inputs, references, dtype, bound)[1]
+def judged(case: Case, run: Run, dtype: torch.dtype) -> list[str]:
+    """What the checker says of ``run`` where it stands for the operator of a case."""
+    variant = case.variants[0]
+    inputs: Tensors = variant.inputs(case.smoke[0], dtype, torch.Generator(DEVICE).manual_seed(3))
+    return check.run_checked(run, inputs, check.expect(case, variant, inputs, dtype)).failures
+
+
+def bounded(*references: torch.Tensor) -> list[check.Expected]:
+    """What fp32 outputs must be whose float64 values are known."""
+    limit = check.limit(torch.float32, None)
+    return [check.Expected(reference.double(), torch.float32, limit) for reference in references]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("kernel", kernel_names())
 def test_the_operator_itself_passes(kernel: str, dtype: torch.dtype) -> None:
     """What the impostors are made of is accepted, so nothing else is what rejects them."""
-    variant = load(kernel).variants[0]
-    assert judged(variant, variant.run, dtype) == []
+    case = load(kernel)
+    assert judged(case, case.variants[0].run, dtype) == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -124,9 +128,50 @@ def test_the_operator_itself_passes(kernel: str, dtype: torch.dtype) -> None:
 def test_f86_impostors_are_rejected(impostor: str, kernel: str, dtype: torch.dtype) -> None:
     """Every fake of an operator is found out, for the reason that it is one."""
     make, reason = IMPOSTORS[impostor]
-    variant = load(kernel).variants[0]
-    failures = judged(variant, make(variant), dtype)
+    case = load(kernel)
+    failures = judged(case, make(case.variants[0]), dtype)
     assert any(reason in failure for failure in failures), failures
+
+
+@pytest.mark.parametrize("kernel", kernel_names())
+def test_f86_an_operator_that_returns_its_input_is_rejected(kernel: str) -> None:
+    """Whether the input has the shape of the output or not."""
+    case = load(kernel)
+    assert judged(case, lambda *tensors: tensors[: len(case.output_dtypes)], torch.float16)
+
+
+def test_what_works_in_place_may_change_its_inputs() -> None:
+    """Only a candidate that says so."""
+    x = randn(8)
+
+    def run(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.mul_(2)
+
+    assert check.run_checked(run, [x.clone()], bounded(2 * x), in_place=True).failures == []
+    assert check.run_checked(run, [x.clone()], bounded(2 * x)).failures == ["input 0 was changed"]
+
+
+def test_integers_and_exact_cases_must_be_equal() -> None:
+    """One unit off fails an index, and one bit fails an operator that only moves data."""
+    (variant, *_) = load("swiglu").variants
+    moved = Case(
+        name="moved",
+        cli_name="moved",
+        axes=("M", "F"),
+        variants=(Variant("default", variant.inputs, lambda x, y: (x, y), lambda x, y: (x, y), lambda x, y: (x, y)),),
+        cost=load("swiglu").cost,
+        timed=(),
+        checked=(),
+        smoke=((8, 128),),
+        output_dtypes=(None, None),
+        exact=True,
+    )
+    assert judged(moved, lambda x, y: (x.clone(), y.clone()), torch.float16) == []
+    assert judged(moved, lambda x, y: (x * (1 + 2.0**-10), y.clone()), torch.float16)
+    index = torch.arange(4)
+    wanted = [check.Expected(index, torch.int64, check.Limit(0.0, 0.0))]
+    assert check.run_checked(lambda i: i.clone(), [index], wanted).failures == []
+    assert check.run_checked(lambda i: i.clone().index_fill_(0, torch.tensor(2), 3), [index], wanted).failures
 
 
 def test_f86_a_fake_fails_its_cell_of_the_artifact() -> None:
@@ -296,15 +341,14 @@ def test_poison_fills_new_memory_and_only_within_its_context() -> None:
 def test_the_worst_of_several_outputs_is_what_is_reported() -> None:
     """Every output is judged, and the error is that of the worst."""
     x = randn(8)
-    references = [x.double(), x.double()]
     for wrong in (0, 1):
 
         def run(tensor: torch.Tensor, wrong: int = wrong) -> list[torch.Tensor]:
             return [tensor.clone() * (2 if index == wrong else 1) for index in range(2)]
 
-        error, failures = check.run_checked(run, [x], references, torch.float32, check.limit(torch.float32, None))
-        assert error.rel_norm == pytest.approx(1.0)
-        assert len(failures) == 2
+        checked = check.run_checked(run, [x], bounded(x, x))
+        assert checked.error.rel_norm == pytest.approx(1.0)
+        assert len(checked.failures) == 2
 
 
 @pytest.mark.gpu
@@ -320,6 +364,6 @@ def test_f86_an_answer_that_comes_later_from_another_stream_is_rejected() -> Non
             out.copy_(tensor)
         return out
 
-    _, failures = check.run_checked(run, [x], [x.double()], torch.float32, check.limit(torch.float32, None))
+    checked = check.run_checked(run, [x], bounded(x))
     torch.cuda.synchronize()
-    assert failures
+    assert checked.failures

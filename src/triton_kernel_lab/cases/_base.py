@@ -14,6 +14,7 @@ from triton_kernel_lab.cases import KERNELS
 
 __all__ = [
     "DTYPES",
+    "Baseline",
     "Bucket",
     "Case",
     "Cost",
@@ -67,6 +68,20 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class Baseline:
+    """Somebody else's way of doing the job of a case.
+
+    ``prepare`` turns an input set into what ``call`` takes, such as weights in
+    another layout; it is not timed. ``in_place`` says that ``call`` writes its
+    results over its inputs.
+    """
+
+    call: Callable[..., Outputs]
+    prepare: Callable[..., Tensors] = lambda *inputs: inputs
+    in_place: bool = False
+
+
+@dataclass(frozen=True)
 class Bucket:
     """One line of a launch table to be tuned: what it covers, where it is timed, what is tried.
 
@@ -88,7 +103,11 @@ class Case:
     ``variants[0]`` is the one that is timed; ``timed`` and ``checked`` are
     shapes for a GPU, ``smoke`` those for the interpreter. ``library`` holds
     torch's own operators for the same job by the name that tables print, and
-    ``peers`` other people's: a function that imports one and returns its call.
+    ``peers`` other people's: a function that imports one and returns it.
+    ``output_dtypes`` has an entry for each output, None where it is that of the
+    cell; ``exact`` says that the outputs must equal the oracle. ``aliases`` are
+    further names on the command line, and ``short`` makes dimensions of a
+    shape with fewer numbers than ``axes``.
     """
 
     name: str
@@ -101,17 +120,23 @@ class Case:
     smoke: tuple[Dims, ...]
     timed_dtypes: tuple[str, ...] = ("float16", "bfloat16")
     checked_dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32")
-    library: Mapping[str, Callable[..., Outputs]] = field(default_factory=dict)
-    peers: Mapping[str, Callable[[], Callable[..., Outputs]]] = field(default_factory=dict)
+    library: Mapping[str, Callable[..., Outputs] | Baseline] = field(default_factory=dict)
+    peers: Mapping[str, Callable[[], Callable[..., Outputs] | Baseline]] = field(default_factory=dict)
     buckets: tuple[Bucket, ...] = ()
+    output_dtypes: tuple[torch.dtype | None, ...] = (None,)
+    exact: bool = False
+    aliases: tuple[str, ...] = ()
+    short: tuple[tuple[str, ...], Callable[..., Dims]] | None = None
 
     def parse_dims(self, text: str) -> Dims:
         """The dimensions that a shape such as ``128x1024`` names for this case."""
         dims = parse_shape(text)
+        if self.short and len(dims) == len(self.short[0]):
+            return self.short[1](*dims)
         if len(dims) != len(self.axes):
-            raise ValueError(
-                f"{self.cli_name}: shape {text}: expected {'x'.join(self.axes)}, found {len(dims)} numbers."
-            )
+            spellings = [self.axes, *([self.short[0]] if self.short else [])]
+            expected = " or ".join("x".join(axes) for axes in spellings)
+            raise ValueError(f"{self.cli_name}: shape {text}: expected {expected}, found {len(dims)} numbers.")
         return dims
 
 
@@ -125,7 +150,7 @@ def find(name: str) -> Case:
     """The case that a command line names, by registry name or command-line name."""
     cases = [load(kernel) for kernel in KERNELS]
     for case in cases:
-        if name in (case.name, case.cli_name):
+        if name in (case.name, case.cli_name, *case.aliases):
             return case
     known = ", ".join(case.cli_name for case in cases)
     raise ValueError(f"kernel {name}: expected one of {known}.")

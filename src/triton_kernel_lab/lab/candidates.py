@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from triton_kernel_lab.cases._base import Case, Dims
+from triton_kernel_lab.cases._base import Baseline, Case, Dims, Outputs, Tensors
 from triton_kernel_lab.ops import _launch
 from triton_kernel_lab.ops._triton import INTERPRET
 
@@ -21,13 +21,17 @@ MODES = {"torch_compile": None, "torch_compile_max_autotune": "max-autotune-no-c
 class Candidate:
     """A callable to time; ``role`` is triton, baseline or anchor, ``served_by`` the code that runs.
 
-    ``unavailable`` says why there is nothing to call, where that is so.
+    ``call`` takes what ``prepare`` makes of an input set, once and untimed;
+    ``in_place`` as in ``Baseline``. ``unavailable`` says why there is nothing
+    to call, where that is so.
     """
 
     name: str
     role: str
     served_by: str
     call: Callable[..., Any]
+    prepare: Callable[..., Tensors] = lambda *inputs: inputs
+    in_place: bool = False
     unavailable: str | None = None
 
 
@@ -46,10 +50,21 @@ def _copy(case: Case, dims: Dims, dtype: torch.dtype, device: torch.device) -> C
     return lambda *inputs: target.copy_(source)
 
 
-def _peer(name: str, load: Callable[[], Callable[..., Any]]) -> Candidate:
+def _baseline(name: str, served_by: str, call: Callable[..., Outputs] | Baseline) -> Candidate:
+    given = call if isinstance(call, Baseline) else Baseline(call)
+
+    def prepare(*inputs: torch.Tensor) -> Tensors:
+        prepared = given.prepare(*inputs)
+        # The others are given the same inputs.
+        return tuple(tensor.clone() for tensor in prepared) if given.in_place else prepared
+
+    return Candidate(name, "baseline", served_by, given.call, prepare, given.in_place)
+
+
+def _peer(name: str, load: Callable[[], Callable[..., Outputs] | Baseline]) -> Candidate:
     """Other people's kernel, or the reason why it cannot be had here."""
     try:
-        return Candidate(name, "baseline", name, load())
+        return _baseline(name, name, load())
     except Exception as error:
         # Whatever a package's import raises here, the others are still to be timed.
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -70,7 +85,7 @@ def build(case: Case, dims: Dims, dtype: torch.dtype, device: torch.device) -> l
         Candidate("triton", "triton", ours, variant.run),
         Candidate("eager", "baseline", "torch", variant.eager),
         *(Candidate(name, "baseline", "inductor", compiled(case, mode)) for name, mode in MODES.items()),
-        *(Candidate(name, "baseline", "torch", call) for name, call in case.library.items()),
+        *(_baseline(name, "torch", call) for name, call in case.library.items()),
         *(_peer(name, load) for name, load in case.peers.items()),
         Candidate("copy", "anchor", "torch", _copy(case, dims, dtype, device)),
     ]

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 
+from triton_kernel_lab.cases._base import Case, Variant
 from triton_kernel_lab.routing import FallbackError
 
-__all__ = ["Error", "Limit", "limit", "measure", "poisoned", "run_checked", "verdict"]
+__all__ = [
+    "Checked",
+    "Error",
+    "Expected",
+    "Limit",
+    "as_tuple",
+    "eager_errors",
+    "expect",
+    "limit",
+    "measure",
+    "poisoned",
+    "run_checked",
+    "verdict",
+    "worst",
+]
 
 # The floor of a limit: one unit in the last place for the worst element, half
 # of one in norm. A correctly rounded result meets both. fp32 promises IEEE
@@ -51,13 +67,35 @@ class Limit:
         return {key: float(f"{value:.3g}") for key, value in asdict(self).items()}
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What one output must be: its float64 value, its dtype, and how far off it may be."""
+
+    reference: torch.Tensor
+    dtype: torch.dtype
+    bound: Limit
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The worst error over the outputs of a call, its limit, and all that is wrong."""
+
+    error: Error
+    bound: Limit
+    failures: list[str]
+
+
+_EXACT = Limit(0.0, 0.0)
+
+
 def as_tuple(outputs: torch.Tensor | Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """One or several outputs as a tuple."""
     return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
 
 
 def measure(output: torch.Tensor, reference: torch.Tensor) -> Error:
-    """The error of ``output`` against a float64 ``reference`` of the same shape."""
+    """The error of ``output`` against a float64, or integer, ``reference`` of the same shape."""
+    reference = reference.double()
     finite = torch.isfinite(reference)
     same = torch.where(finite, torch.isfinite(output), output.double() == reference)
     same |= torch.isnan(reference) & torch.isnan(output)
@@ -97,6 +135,34 @@ def verdict(error: Error, bound: Limit) -> list[str]:
     return found
 
 
+def worst(errors: Sequence[Error]) -> Error:
+    """The error with the worst element; misplaced NaN or infinity is worse than any."""
+    return max(errors, key=lambda error: math.inf if error.max_error_ratio is None else error.max_error_ratio)
+
+
+def expect(case: Case, variant: Variant, inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> list[Expected]:
+    """What each output of a variant must be on these inputs.
+
+    The limit of an output is twice the error of the eager form there, or a
+    floor; integers, and the outputs of an exact case, must be equal. Neither
+    the oracle nor the eager form sees the inputs themselves.
+    """
+    references = as_tuple(variant.oracle(*(tensor.clone() for tensor in inputs)))
+    eager = eager_errors(variant, inputs, references)
+    expected = []
+    for reference, error, named in zip(references, eager, case.output_dtypes, strict=True):
+        output = named or dtype
+        exact = case.exact or not output.is_floating_point
+        expected.append(Expected(reference, output, _EXACT if exact else limit(dtype, error)))
+    return expected
+
+
+def eager_errors(variant: Variant, inputs: Sequence[torch.Tensor], references: Sequence[torch.Tensor]) -> list[Error]:
+    """The error of the eager form at each output."""
+    outputs = as_tuple(variant.eager(*(tensor.clone() for tensor in inputs)))
+    return [measure(output, reference) for output, reference in zip(outputs, references, strict=True)]
+
+
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
     """Fill every new uninitialised tensor with NaN, so that what a kernel leaves out shows."""
@@ -111,18 +177,16 @@ def poisoned() -> Iterator[None]:
 def run_checked(
     run: Callable[..., torch.Tensor | Sequence[torch.Tensor]],
     inputs: Sequence[torch.Tensor],
-    references: Sequence[torch.Tensor],
-    dtype: torch.dtype,
-    bound: Limit,
+    expected: Sequence[Expected],
     *,
     poison: bool = True,
-) -> tuple[Error, list[str]]:
+    in_place: bool = False,
+) -> Checked:
     """Run an operator once and judge every output.
 
-    ``references`` are float64 and must have been made from clones of the
-    inputs. Without ``poison`` the memory is left as it is: poisoning makes
+    Without ``poison`` the memory is left as it is: poisoning makes
     torch.compile compile anew, and then other code than the timed one would be
-    judged. Returns the worst error over the outputs and all that is wrong.
+    judged. Only what works ``in_place`` may change its inputs.
     """
     kept = [tensor.clone() for tensor in inputs]
     try:
@@ -132,23 +196,35 @@ def run_checked(
         raise  # Not this kernel's result, right or wrong.
     except Exception as raised:
         # A kernel that raises is as wrong as one that lies, and its artifact must say so.
-        return Error(None, None, None), [f"raised {type(raised).__name__}: {' '.join(str(raised).split())[:200]}"]
-    failures = [
+        reason = f"raised {type(raised).__name__}: {' '.join(str(raised).split())[:200]}"
+        return Checked(Error(None, None, None), expected[0].bound, [reason])
+    changed = [
         f"input {index} was changed"
         for index, (tensor, copy) in enumerate(zip(inputs, kept, strict=True))
-        if not torch.allclose(tensor, copy, rtol=0, atol=0, equal_nan=True)
+        if not in_place and not torch.allclose(tensor, copy, rtol=0, atol=0, equal_nan=True)
     ]
-    if len(outputs) != len(references):
-        return Error(None, None, None), [*failures, f"{len(outputs)} outputs, expected {len(references)}"]
-    worst = Error(0.0, 0.0, 0.0)
-    for output, reference in zip(outputs, references, strict=True):
-        if output.shape != reference.shape or output.dtype != dtype or output.device != reference.device:
-            found = f"{tuple(output.shape)} {output.dtype} on {output.device}"
-            expected = f"{tuple(reference.shape)} {dtype} on {reference.device}"
-            return Error(None, None, None), [*failures, f"output is {found}, expected {expected}"]
-        error = measure(output, reference)
-        failures += verdict(error, bound)
-        if worst.max_error_ratio is not None:
-            worse = error.max_error_ratio is None or error.max_error_ratio > worst.max_error_ratio
-            worst = error if worse else worst
-    return worst, failures
+    if len(outputs) != len(expected):
+        failures = [*changed, f"{len(outputs)} outputs, expected {len(expected)}"]
+        return Checked(Error(None, None, None), expected[0].bound, failures)
+    judged = [_judge(output, wanted) for output, wanted in zip(outputs, expected, strict=True)]
+    foremost = max(judged, key=_share)
+    return Checked(foremost.error, foremost.bound, [*changed, *(line for each in judged for line in each.failures)])
+
+
+def _share(checked: Checked) -> float:
+    """How much of its limit an error takes."""
+    ratio, allowed = checked.error.max_error_ratio, checked.bound.max_error_ratio
+    if ratio is None or not allowed:
+        return 0.0 if ratio == 0.0 else math.inf
+    return ratio / allowed
+
+
+def _judge(output: torch.Tensor, wanted: Expected) -> Checked:
+    """One output against what it must be."""
+    reference = wanted.reference
+    if output.shape != reference.shape or output.dtype != wanted.dtype or output.device != reference.device:
+        found = f"{tuple(output.shape)} {output.dtype} on {output.device}"
+        asked = f"{tuple(reference.shape)} {wanted.dtype} on {reference.device}"
+        return Checked(Error(None, None, None), wanted.bound, [f"output is {found}, expected {asked}"])
+    error = measure(output, reference)
+    return Checked(error, wanted.bound, verdict(error, wanted.bound))

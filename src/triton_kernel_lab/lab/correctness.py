@@ -28,44 +28,34 @@ def _seed(*parts: object) -> int:
     return zlib.crc32("/".join(map(str, parts)).encode())
 
 
-def _baseline_error(
-    call: Callable[..., Any], inputs: tuple[torch.Tensor, ...], references: tuple[torch.Tensor, ...]
-) -> check.Error:
-    """The worst error of a baseline over its outputs."""
-    outputs = check.as_tuple(call(*(tensor.clone() for tensor in inputs)))
-    errors = [check.measure(output, reference) for output, reference in zip(outputs, references, strict=True)]
-    return max(errors, key=lambda error: float("inf") if error.max_error_ratio is None else error.max_error_ratio)
-
-
 def check_cell(
     case: Case, variant: Variant, dims: Dims, dtype: torch.dtype, device: torch.device, *, compile_baseline: bool
 ) -> dict[str, Any]:
     """Judge one variant at one shape and dtype; returns a cell of a correctness artifact.
 
-    The limit is twice the error of the eager form at the same inputs, or a
-    floor. With ``compile_baseline`` torch.compile's output is judged by it too.
+    With ``compile_baseline`` torch.compile's output is judged by the same limit.
     """
     generator = torch.Generator(device).manual_seed(_seed(case.name, variant.name, dims, dtype))
     inputs = variant.inputs(dims, dtype, generator)
-    references = check.as_tuple(variant.oracle(*(tensor.clone() for tensor in inputs)))
-    eager = _baseline_error(variant.eager, inputs, references)
-    bound = check.limit(dtype, eager)
-    error, failures = check.run_checked(variant.run, inputs, references, dtype, bound)
+    expected = check.expect(case, variant, inputs, dtype)
+    references = [each.reference for each in expected]
+    eager = check.worst(check.eager_errors(variant, inputs, references))
+    checked = check.run_checked(variant.run, inputs, expected)
     inductor = None
     if compile_baseline:
         torch._dynamo.reset()
-        inductor = _baseline_error(compiled(case, None), inputs, references)
+        inductor = check.run_checked(compiled(case, None), inputs, expected, poison=False)
     return {
         "shape": shape_name(dims),
         "dtype": str(dtype).removeprefix("torch."),
         "variant": variant.name,
-        "passed": not failures,
-        "failures": failures,
-        "limit": bound.record(),
-        "triton": error.record(),
+        "passed": not checked.failures,
+        "failures": checked.failures,
+        "limit": checked.bound.record(),
+        "triton": checked.error.record(),
         "eager": eager.record(),
-        "torch_compile": None if inductor is None else inductor.record(),
-        "torch_compile_passed": None if inductor is None else not check.verdict(inductor, bound),
+        "torch_compile": None if inductor is None else inductor.error.record(),
+        "torch_compile_passed": None if inductor is None else not inductor.failures,
     }
 
 

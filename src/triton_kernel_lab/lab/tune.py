@@ -33,7 +33,7 @@ def _trimmed_mean(samples: list[int]) -> float:
     return statistics.fmean(sorted(samples)[: max(len(samples) * 95 // 100, 1)])
 
 
-def _subject(case: Case, config: Config, sets: list[Tensors]) -> Subject:
+def _subject(case: Case, config: Config, sets: list[Tensors], dtype: torch.dtype) -> Subject:
     """The timed variant under one configuration, checked before it may compete.
 
     Raises:
@@ -41,11 +41,8 @@ def _subject(case: Case, config: Config, sets: list[Tensors]) -> Subject:
     """
     variant = case.variants[0]
     with _launch.forced(config):
-        references = check.as_tuple(variant.oracle(*sets[0]))
-        eager = check.as_tuple(variant.eager(*sets[0]))
-        worst = check.measure(eager[0], references[0])
-        bound = check.limit(sets[0][0].dtype, worst)
-        _, failures = check.run_checked(variant.run, sets[0], references, sets[0][0].dtype, bound)
+        expected = check.expect(case, variant, sets[0], dtype)
+        failures = check.run_checked(variant.run, sets[0], expected).failures
         if failures:
             raise ValueError(f"{case.name}: configuration {dict(config)} is wrong: {failures[0]}.")
         for inputs in sets:
@@ -70,7 +67,7 @@ def tune_bucket(case: Case, bucket: Bucket, bench: Bench, seed: int) -> tuple[Co
     sets = [draw(bucket.dims, dtype, torch.Generator(device).manual_seed(seed + index)) for index in range(2)]
     subjects = {}
     for config in bucket.configs:
-        subject = _subject(case, config, sets)
+        subject = _subject(case, config, sets, dtype)
         subjects[subject.name] = subject
     times: dict[str, float] = {}
     for samples, keep in ((_FIRST_SAMPLES, _FINALISTS), (_FINAL_SAMPLES, 1)):

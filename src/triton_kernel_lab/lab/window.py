@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from triton_kernel_lab.lab import nvml
-from triton_kernel_lab.lab.check import as_tuple
 from triton_kernel_lab.lab.sweep import Sweep
 
 __all__ = ["EVENT_REGIMES", "Bench", "Subject", "Window"]
@@ -49,7 +48,7 @@ class Window:
 
 
 def _poison(outputs: Any) -> None:
-    for tensor in as_tuple(outputs):
+    for tensor in (outputs,) if isinstance(outputs, torch.Tensor) else outputs:
         if tensor.is_floating_point():
             tensor.fill_(math.nan)
 

@@ -34,16 +34,14 @@ def _failures(case: Case, candidate: candidates.Candidate, inputs: Tensors, dtyp
     """What is wrong with a candidate's output on these inputs."""
     if candidate.role == "anchor":
         return []
-    variant = case.variants[0]
-    references = check.as_tuple(variant.oracle(*(tensor.clone() for tensor in inputs)))
-    eager = check.as_tuple(variant.eager(*(tensor.clone() for tensor in inputs)))
-    worst = max((check.measure(out, ref) for out, ref in zip(eager, references, strict=True)), key=_badness)
-    bound, ours = check.limit(dtype, worst), candidate.role == "triton"
-    return check.run_checked(candidate.call, inputs, references, dtype, bound, poison=ours)[1]
-
-
-def _badness(error: check.Error) -> float:
-    return float("inf") if error.max_error_ratio is None else error.max_error_ratio
+    expected = check.expect(case, case.variants[0], inputs, dtype)
+    # What a peer's preparation cannot take, it cannot time either.
+    try:
+        prepared = candidate.prepare(*inputs)
+    except Exception as raised:
+        return [f"preparing its inputs raised {type(raised).__name__}: {' '.join(str(raised).split())[:200]}"]
+    ours = candidate.role == "triton"
+    return check.run_checked(candidate.call, prepared, expected, poison=ours, in_place=candidate.in_place).failures
 
 
 def _disturbances() -> dict[str, int]:
@@ -102,7 +100,7 @@ def measure_cell(
         elif failures := _failures(case, candidate, sets[0], dtype):
             record |= {"status": "invalid", "reason": f"wrong before timing: {failures[0]}"}
         else:
-            subjects.append(Subject(candidate.name, candidate.call, sets))
+            subjects.append(Subject(candidate.name, candidate.call, [candidate.prepare(*inputs) for inputs in sets]))
         records.append((candidate, record))
     bench.warm_up(subjects)
     for regime, count in samples.items():

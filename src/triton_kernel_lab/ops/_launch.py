@@ -159,6 +159,8 @@ def bind(
     *,
     config: Config,
     num_warps: int,
+    num_stages: int | None = None,
+    maxnreg: int | None = None,
 ) -> Callable[..., None]:
     """Compile ``kernel`` for a signature and return its launcher.
 
@@ -172,6 +174,8 @@ def bind(
         constants: the constexprs by name.
         config: what the launch table chose, kept for the record.
         num_warps: warps a program.
+        num_stages: loads of a loop in flight; None leaves it to Triton.
+        maxnreg: registers a thread at most; None for no limit.
 
     Returns:
         A function that takes the tensors and launches on the current stream.
@@ -181,8 +185,10 @@ def bind(
     names = kernel.arg_names[len(tensors) + len(scalars) :]
     assert set(names) == set(constants), (names, constants)
     device = tensors[0].get_device()
+    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg}
+    given = {name: value for name, value in options.items() if value is not None}
     with torch.cuda.device(device):
-        compiled = kernel.warmup(*tensors, *scalars, **constants, grid=tuple(grid), num_warps=num_warps)
+        compiled = kernel.warmup(*tensors, *scalars, **constants, grid=tuple(grid), **given)
         # Loads the binary and makes the launcher, on this device.
         _ = compiled.run
     _launches.append(_describe(kernel, compiled, config))

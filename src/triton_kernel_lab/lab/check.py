@@ -191,7 +191,8 @@ def run_checked(
     kept = [tensor.clone() for tensor in inputs]
     try:
         with poisoned() if poison else contextlib.nullcontext():
-            outputs = as_tuple(run(*inputs))
+            # Copied as they stand: what another stream would still write is not there yet.
+            outputs = tuple(output.clone() for output in as_tuple(run(*inputs)))
     except FallbackError:
         raise  # Not this kernel's result, right or wrong.
     except Exception as raised:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import operator_checks as checks
@@ -12,7 +13,7 @@ import torch
 from operator_checks import DEVICE, randn
 
 from triton_kernel_lab import rms_norm, routing, swiglu
-from triton_kernel_lab.ops import _launch
+from triton_kernel_lab.ops import _checks, _launch
 from triton_kernel_lab.routing import FallbackError, FallbackWarning, Route
 
 WIDE = Route("rms_norm", "torch", "inputs", "the kernel takes float16, bfloat16 and float32, not torch.float64")
@@ -230,3 +231,91 @@ def test_tensors_that_are_not_on_a_gpu_are_served_by_pytorch() -> None:
     assert done.returncode == 0, done.stderr
     said = "rms_norm is served by PyTorch (device: tensors are on cpu, not on a CUDA device)."
     assert done.stdout.splitlines() == [said]
+
+
+# F66: what may be answered by PyTorch, and what must not.
+
+
+def compilation_error() -> Exception:
+    from triton.compiler.errors import CompilationError
+
+    return CompilationError("kernel", None, "cannot make it")
+
+
+def out_of_resources() -> Exception:
+    from triton.runtime.errors import OutOfResources
+
+    return OutOfResources(300_000, 232_448, "shared memory")
+
+
+def assembler_error() -> Exception:
+    from triton.runtime.errors import PTXASError
+
+    return PTXASError("ptxas is too old")
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Let no kernel be compiled or loaded from now on."""
+
+    def bind(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(_launch, "bind", bind)
+
+
+@pytest.mark.parametrize("make", [compilation_error, out_of_resources, assembler_error])
+def test_f66_a_kernel_that_cannot_be_compiled_or_loaded_is_answered_by_pytorch(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One warning, one route with the reason, the right answer, and no second attempt to compile."""
+    failing(monkeypatch, make())
+    x = randn(2, 8)
+    assert len(heard(rms_norm, x)) == 1
+    assert torch.allclose(rms_norm(x), torch.nn.functional.rms_norm(x, (8,), eps=1e-6))
+    (route,) = routing.report()
+    assert (route.operator, route.layer) == ("rms_norm", "launch")
+    assert route.reason.startswith(f"{type(make()).__name__}: ")
+    monkeypatch.undo()
+    assert heard(rms_norm, x) == []
+    with routing.strict(), pytest.raises(FallbackError, match=r"\(launch: "):
+        rms_norm(x)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("shape"),
+        TypeError("dtype"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("Triton Error [CUDA]: device-side assert triggered"),
+        KeyboardInterrupt(),
+    ],
+    ids=repr,
+)
+def test_f66_everything_else_reaches_the_caller(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second answer would hide the error; nothing is recorded, and the next call tries again."""
+    failing(monkeypatch, error)
+    with pytest.raises(type(error)):
+        swiglu(randn(2, 8), randn(2, 8))
+    assert routing.report() == []
+    monkeypatch.undo()
+    assert heard(swiglu, randn(2, 8), randn(2, 8)) == []
+
+
+def test_f66_a_driver_that_does_not_start_is_answered_by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA tensor whose device Triton cannot drive leaves at the device layer, with the driver's own words."""
+
+    class Broken:
+        @property
+        def runtime(self) -> object:
+            raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(_checks, "INTERPRET", False)
+    monkeypatch.setattr(_checks, "triton", Broken())
+    monkeypatch.setattr(_checks, "driver_failure", _checks.driver_failure.__wrapped__)
+    tensor = SimpleNamespace(dtype=torch.float16, is_cuda=True, device=torch.device("cuda"))
+    assert _checks.refusal(tensor) == (  # type: ignore[arg-type]  # As much of a tensor as is asked for.
+        "device",
+        "Triton's driver does not start: RuntimeError: Failed to find C compiler",
+    )

@@ -1,10 +1,15 @@
 """Where each operator call was served, and why.
 
 A call reaches Triton only if Triton imports, every tensor is on a CUDA device
-and the operator supports the inputs. Otherwise the PyTorch reference serves
-it, the reason is recorded and a warning is given once. Strict mode raises
-instead: tests and measurements run in it, so that no number ever comes from
-the reference.
+that Triton can drive, the operator supports the inputs, and the kernel can be
+compiled and loaded. Otherwise the PyTorch reference serves it, the reason is
+recorded and a warning is given once. All that is decided once a signature.
+Strict mode raises instead: tests and measurements run in it, so that no number
+ever comes from the reference.
+
+Nothing else is caught. An operator's own ValueError or TypeError, a lack of
+memory, an illegal access or an interrupt would be hidden by a second answer,
+and a kernel that has started may have written already.
 """
 
 from __future__ import annotations
@@ -14,13 +19,24 @@ import contextvars
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
-__all__ = ["FallbackError", "FallbackWarning", "Route", "fallback", "forget", "report", "strict"]
+__all__ = ["FallbackError", "FallbackWarning", "Route", "fallback", "forget", "report", "strict", "triton_route"]
 
 LAYERS = ("import", "device", "inputs", "launch", "autograd")
+# What Triton raises, by name, before anything of a kernel has run.
+_NOT_LAUNCHED = frozenset(
+    {
+        "CompilationError",
+        "CompileTimeAssertionFailure",
+        "OutOfResources",
+        "PTXASError",
+        "UnsupportedLanguageConstruct",
+    }
+)
 
 
 class FallbackError(RuntimeError):
@@ -82,6 +98,44 @@ def fallback(operator: str, layer: str, reason: str) -> None:
         # A gradient through the reference is the documented path, not a surprise.
         if layer != "autograd":
             warnings.warn(f"{operator} is served by PyTorch ({layer}: {reason}).", FallbackWarning, stacklevel=_depth())
+
+
+def triton_route(
+    operator: str, refusal: tuple[str, str] | None, build: Callable[[], Any], reference: Callable[..., Any]
+) -> Any:
+    """How every call of one signature is served: a function of the operator's tensors.
+
+    Args:
+        operator: its name.
+        refusal: the layer and the reason why Triton does not take the inputs, or None.
+        build: compiles and loads the kernel without running it, and returns what launches it.
+        reference: the PyTorch form, a function of the same tensors.
+
+    Returns:
+        What ``build`` made; where Triton does not serve, a function that notes
+        the fallback on each call and calls ``reference``.
+    """
+    if refusal is None:
+        try:
+            return build()
+        except Exception as error:
+            if not _before_launch(error):
+                raise
+            refusal = "launch", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    layer, reason = refusal
+
+    def fall_back(*tensors: Any) -> Any:
+        # Noted on each call: strict mode and the record may have changed since.
+        fallback(operator, layer, reason)
+        return reference(*tensors)
+
+    return fall_back
+
+
+def _before_launch(error: Exception) -> bool:
+    """Whether Triton itself says that a kernel cannot be compiled or loaded."""
+    kind = type(error)
+    return kind.__module__.startswith("triton.") and kind.__name__ in _NOT_LAUNCHED
 
 
 def _depth() -> int:

@@ -56,7 +56,9 @@ def _subject(case: Case, config: Config, sets: list[Tensors], dtype: torch.dtype
     return Subject(json.dumps(config, sort_keys=True), call, sets)
 
 
-def tune_bucket(case: Case, bucket: Bucket, bench: Bench, seed: int) -> tuple[Config, dict[str, float]]:
+def tune_bucket(
+    case: Case, bucket: Bucket, bench: Bench, seed: int, progress: Callable[[str], None] = print
+) -> tuple[Config, dict[str, float]]:
     """The fastest configuration of a bucket, and the trimmed mean in ns of each finalist.
 
     All are timed cache-cold and interleaved; the best few are timed again.
@@ -67,7 +69,12 @@ def tune_bucket(case: Case, bucket: Bucket, bench: Bench, seed: int) -> tuple[Co
     sets = [draw(bucket.dims, dtype, torch.Generator(device).manual_seed(seed + index)) for index in range(2)]
     subjects = {}
     for config in bucket.configs:
-        subject = _subject(case, config, sets, dtype)
+        try:
+            subject = _subject(case, config, sets, dtype)
+        except routing.FallbackError as refused:
+            # Too many registers or too much shared memory for this device: not a candidate here.
+            progress(f"  left out {json.dumps(config)}: {refused}")
+            continue
         subjects[subject.name] = subject
     times: dict[str, float] = {}
     for samples, keep in ((_FIRST_SAMPLES, _FINALISTS), (_FINAL_SAMPLES, 1)):
@@ -91,7 +98,7 @@ def run(project: Project, kernel: str, progress: Callable[[str], None] = print) 
     entries = []
     with routing.strict(), torch.no_grad():
         for bucket in case.buckets:
-            config, times = tune_bucket(case, bucket, bench, params.seed)
+            config, times = tune_bucket(case, bucket, bench, params.seed, progress)
             progress(f"{kernel} {shape_name(bucket.dims)} {bucket.itemsize} bytes: {json.dumps(config)}")
             for name, nanoseconds in sorted(times.items(), key=lambda item: item[1]):
                 progress(f"  {nanoseconds / 1000:10.2f} us  {name}")

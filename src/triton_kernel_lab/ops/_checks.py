@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch.autograd import forward_ad
 
 from triton_kernel_lab import routing
-from triton_kernel_lab.ops._triton import HAS_TRITON, INTERPRET
+from triton_kernel_lab.ops._triton import HAS_TRITON, INTERPRET, triton
 
 __all__ = ["FLOATS", "expect", "expect_alike", "expect_float", "note_autograd", "refusal", "wants_grad"]
 
@@ -38,6 +40,17 @@ def wants_grad(*tensors: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
+@functools.cache
+def driver_failure() -> str | None:
+    """Why Triton cannot drive the CUDA device, such as a missing C compiler; None if it can."""
+    try:
+        triton.runtime.driver.active.get_current_device()
+    except Exception as error:
+        # Whatever keeps it from starting, no kernel has run yet.
+        return f"Triton's driver does not start: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return None
+
+
 def refusal(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[str, str] | None:
     """The layer and the reason why the Triton kernel does not take these tensors, or None where it does."""
     dtypes = {tensor.dtype for tensor in (x, *others) if tensor is not None}
@@ -45,6 +58,8 @@ def refusal(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[str, str] | 
         return "import", "Triton is not installed"
     if not (x.is_cuda or (INTERPRET and x.device.type == "cpu")):
         return "device", f"tensors are on {x.device.type}, not on a CUDA device"
+    if not INTERPRET and (failure := driver_failure()):
+        return "device", failure
     if unknown := dtypes - set(FLOATS):
         names = ", ".join(sorted(map(str, unknown)))
         return "inputs", f"the kernel takes float16, bfloat16 and float32, not {names}"

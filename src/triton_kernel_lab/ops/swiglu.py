@@ -85,19 +85,16 @@ def _common_layouts(gate: RowLayout, up: RowLayout) -> tuple[RowLayout, RowLayou
     return None
 
 
-def _plan(gate: torch.Tensor, up: torch.Tensor) -> Any:
-    """What to do with every call of this signature: a function of gate and up."""
+def _route(gate: torch.Tensor, up: torch.Tensor) -> Any:
+    """How every call of this signature is served: a function of gate and up."""
     _check(gate, up)
     if gate.is_meta:
         return lambda gate, up: gate.new_empty(gate.shape)
-    if refusal := _checks.refusal(gate, up):
+    return routing.triton_route(NAME, _checks.refusal(gate, up), lambda: _plan(gate, up), swiglu_reference)
 
-        def fall_back(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-            # Noted on each call: strict mode and the record may have changed since the plan was made.
-            routing.fallback(NAME, *refusal)
-            return swiglu_reference(gate, up)
 
-        return fall_back
+def _plan(gate: torch.Tensor, up: torch.Tensor) -> Any:
+    """What launches the kernel for this signature: a function of gate and up."""
     # An empty tensor counts as contiguous whatever its strides, so it must leave first.
     if gate.numel() == 0:
         return lambda gate, up: gate.new_empty(gate.shape)
@@ -144,7 +141,7 @@ def _forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     )
     plan = _plans.get(key)
     if plan is None:
-        plan = _plans.keep(key, _plan(gate, up))
+        plan = _plans.keep(key, _route(gate, up))
     result: torch.Tensor = plan(gate, up)
     return result
 

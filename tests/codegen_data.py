@@ -24,7 +24,7 @@ def launch(target: str = "sm_80", **changes: Any) -> dict[str, Any]:
         "async_copies": {},
         "instructions": 200,
         "elements_per_thread": 8.0,
-        "instructions_per_element": 25.0,
+        "hot_loop": {"whole_kernel": False, "instructions": 40, "load_bytes": 64, "instructions_per_element": 1.25},
         "occupancy": {"blocks": 8, "warps": 64, "ratio": 1.0, "limited_by": ["warps"]},
         "ptx_sha256": SHA256,
         "cubin_sha256": SHA256,
@@ -47,7 +47,7 @@ def made(*launches: dict[str, Any]) -> Artifact:
     """An audit of two launches, one for each of two targets, or of the given ones."""
     return {
         "artifact_kind": "codegen",
-        "schema_version": 1,
+        "schema_version": 2,
         "claim_kind": "synthetic",
         "producer": {"package": "triton-kernel-lab", "version": "0", "source_sha256": SHA256},
         "inputs": [],

@@ -15,7 +15,9 @@ from triton_kernel_lab import artifacts
 from triton_kernel_lab.analysis import roofline
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project, find_project, kernel_names
-from triton_kernel_lab.report import figures, readme, tables
+from triton_kernel_lab.report import readme, tables
+from triton_kernel_lab.report.figures import stage as figures
+from triton_kernel_lab.report.site import stage as site
 from triton_kernel_lab.sources import stage_digest
 
 QUANTUM_NS = 32
@@ -82,6 +84,8 @@ def project(
         plan = _Plan(kernel, cases, regimes, processes, samples, {**FACTORS, **(factors or {})})
         body = make.timing(plan) if measured else _NO_TIMING
         make.write(f"timing/{kernel}", body, [f"correctness/{kernel}", "environment"], kernel=kernel, git=True)
+        counts = counters(cases) if measured else _NO_COUNTERS
+        make.write(f"counters/{kernel}", counts, [f"correctness/{kernel}", "environment"], kernel=kernel, git=True)
     if derive:
         run_pure_stages(found)
     return found
@@ -94,6 +98,7 @@ def run_pure_stages(found: Project, *, figure: bool = True) -> None:
     readme.run(found)
     if figure:
         figures.run(found)
+        site.run(found)
 
 
 def _write_frame(root: Path, runner: str, processes: int, samples: Mapping[str, int], seed: int) -> None:
@@ -101,7 +106,8 @@ def _write_frame(root: Path, runner: str, processes: int, samples: Mapping[str, 
     measure = f"  processes: {processes}\n  warmup_ms: 10\n  sweep_mib: 256\n  seed: {seed}\n  samples:\n{counts}"
     artifacts.write_text(root / "params.yaml", f"runner: {runner}\nmeasure:\n{measure}")
     artifacts.write_text(root / "dvc.yaml", "stages: {}\n")
-    artifacts.write_text(root / "README.md", f"# Synthetic\n\n{readme.BEGIN}\n{readme.END}\n\nThe end.\n")
+    blocks = "\n\n".join(f"<!-- {name}:begin -->\n<!-- {name}:end -->" for name in readme.NAMES)
+    artifacts.write_text(root / "README.md", f"# Synthetic\n\n{blocks}\n\nThe end.\n")
 
 
 class _Plan:
@@ -291,6 +297,23 @@ def correctness(cases: Sequence[tuple[str, str]]) -> dict[str, Any]:
     return {"passed": True, "served_by": "triton", "cells": cells}
 
 
+def counters(cases: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The body of a counters artifact: all is read once, and half of what is written stays in the cache."""
+    cells = []
+    for shape, dtype in cases:
+        cost = cost_of(shape)
+        read, write = (sum(item["bytes"] for item in cost[way]) for way in ("read", "write"))
+        launch = {"kernel": "_kernel", "passes": 1, "dram_read_bytes": read + 4096, "dram_write_bytes": write // 2}
+        launch |= {"l2_hit_ratio": 0.5, "occupancy_ratio": 0.75, "tensor_pipe_ratio": 0.0}
+        cells.append({"shape": shape, "dtype": dtype, "candidates": [{"name": "triton", "launches": [launch]}]})
+    return {"counter_status": "ok", "reason": None, "protocol": _profiler(1 << 28, "2025.3.1.0"), "cells": cells}
+
+
+def _profiler(sweep_bytes: int, version: str | None) -> dict[str, Any]:
+    metrics = {"dram_read_bytes": "dram__bytes_read.sum"}
+    return {"sweep_bytes": sweep_bytes, "profiler": "ncu", "profiler_version": version, "metrics": metrics}
+
+
 def _process(index: int) -> dict[str, Any]:
     return {
         "index": index,
@@ -312,6 +335,12 @@ _NO_CEILINGS: dict[str, Any] = {
     "ladders": [],
     "matmul": [],
     "dirty_flush": [],
+}
+_NO_COUNTERS: dict[str, Any] = {
+    "counter_status": "not_requested",
+    "reason": "runner cpu has no GPU",
+    "protocol": _profiler(0, None),
+    "cells": [],
 }
 _NO_TIMING: dict[str, Any] = {
     "status": "not_measured",

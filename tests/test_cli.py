@@ -105,8 +105,23 @@ COMMANDS: dict[str, Any] = typer.main.get_command(cli.app).commands  # type: ign
 
 def test_the_commands_are_the_stages_and_the_tools() -> None:
     """Every stage of the pipeline has its command."""
-    stages = {"environment", "ceilings", "correctness", "timing", "roofline", "figures", "tables", "readme", "codegen"}
-    assert set(COMMANDS) == stages | {"verify", "gate", "rebaseline", "history", "tune", "env", "rehearse"}
+    stages = {"environment", "ceilings", "correctness", "timing", "counters"}
+    stages |= {"roofline", "figures", "tables", "site", "readme", "codegen"}
+    tools = {
+        "verify",
+        "gate",
+        "rebaseline",
+        "history",
+        "bisect",
+        "tune",
+        "env",
+        "rehearse",
+        "export",
+        "nsight",
+        "crosscheck",
+        "noise",
+    }
+    assert set(COMMANDS) == stages | tools
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -139,7 +154,7 @@ def test_a_sound_project_verifies_with_zero(
 ) -> None:
     """The pure stages and verify end with 0 and leave every byte as it was."""
     before = files(project.root)
-    for stage in ("roofline", "figures", "tables", "readme"):
+    for stage in ("roofline", "figures", "tables", "site", "readme"):
         assert call(monkeypatch, stage) == 0
     assert files(project.root) == before
     assert call(monkeypatch, "verify") == 0

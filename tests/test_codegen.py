@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
+import itertools
 import os
 import re
 import shutil
@@ -50,6 +53,21 @@ def _held_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr):
     tl.store(y_ptr + tl.arange(0, BLOCK), x - tl.max(x, 0))
 
 
+@triton.jit
+def _summed_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in tl.range(0, n, BLOCK, loop_unroll_factor=1):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(x_ptr + at, mask=at < n, other=0.0).to(tl.float32)
+    tl.store(y_ptr, tl.sum(total, 0))
+
+
+def summed(x):
+    y = torch.empty(1, dtype=torch.float32)
+    _launch.bind(_summed_kernel, (1,), (x, y), (x.numel(),), {"BLOCK": 1024}, config={}, num_warps=4)(x, y)
+    return y
+
+
 def wide(x):
     y = torch.empty(x.shape, dtype=x.dtype)
     scalars = (x.numel(), 1, 2.0)
@@ -71,7 +89,7 @@ def held(x):
 """
 PLANTED_CASE = """
 from triton_kernel_lab.cases._base import Case, Cost, Variant, randn
-from triton_kernel_lab.ops.planted import held, picky, wide
+from triton_kernel_lab.ops.planted import held, picky, summed, wide
 
 
 def inputs(dims, dtype, generator):
@@ -90,6 +108,7 @@ CASE = Case(
         Variant("default", inputs, wide, wide, wide),
         Variant("picky", unaligned, picky, picky, picky),
         Variant("held", inputs, held, held, held),
+        Variant("summed", inputs, summed, summed, summed),
     ),
     cost=lambda dims, dtype: Cost({}, {}, 0, "float32"),
     timed=((16384,),),
@@ -195,10 +214,21 @@ def test_every_target_is_read(audited: Path) -> None:
 
 
 def test_elements_of_a_thread_are_results_over_threads(audited: Path) -> None:
-    """16384 results of 16 programs of 128 threads are 8 a thread."""
+    """16384 results of 16 programs of 128 threads are 8 a thread, fetched in one go by a kernel without a loop."""
     code = launches(audited, "_wide_kernel")["sm_90"]["code"]
     assert code["elements_per_thread"] == 8
-    assert code["instructions_per_element"] == code["instructions"] / 8
+    whole = {"whole_kernel": True, "instructions": code["instructions"], "load_bytes": 16}
+    assert code["hot_loop"] == whole | {"instructions_per_element": code["instructions"] / 8}
+
+
+def test_a_turn_of_a_loop_is_counted_by_what_it_fetches(audited: Path) -> None:
+    """On every target a turn of the loop over a row fetches whole vectors, and is far less than all instructions."""
+    for launch in launches(audited, "_summed_kernel").values():
+        loop = launch["code"]["hot_loop"]
+        assert not loop["whole_kernel"]
+        assert loop["load_bytes"] % 16 == 0
+        assert loop["instructions_per_element"] == round(2 * loop["instructions"] / loop["load_bytes"], 4)
+        assert 2 * loop["instructions"] < launch["code"]["instructions"]
 
 
 def test_planted_faults_turn_the_check_red(audited: Path, cache: Path, tmp_path: Path) -> None:
@@ -219,6 +249,33 @@ def test_planted_faults_turn_the_check_red(audited: Path, cache: Path, tmp_path:
     assert re.search(r"sm_80 +_picky_kernel +picky 16384 float16 .*fp8e4nv not supported", broken)
     assert "make codegen" in done.stdout
     assert {path: path.read_bytes() for path in (root / "artifacts").rglob("*.json")} == before
+
+
+def test_unchanged_sources_are_sampled_and_changed_ones_compiled_whole(
+    audited: Path, cache: Path, tmp_path: Path
+) -> None:
+    """With --changed one launch stands for a kernel whose sources stand; a false audit of it and a fault are found."""
+    root = Path(shutil.copytree(audited, tmp_path / "tree"))
+    done = audit(root, "--check", "--changed", cache=cache)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "codegen: planted: unchanged, and one launch of each compiles to the tracked code.\n"
+    path = root / "artifacts/codegen/planted.json"
+    tracked = artifacts.read(path, "codegen")
+    for launch in tracked["launches"]:
+        launch["code"]["registers"] += 1
+    artifacts.write(path, tracked)
+    done = audit(root, "--check", "--changed", cache=cache)
+    assert (done.returncode, "planted: changed: 1 launch compiles to other code" in done.stdout) == (2, True)
+    plant(root)
+    done = audit(root, "--check", "--changed", cache=cache)
+    assert done.returncode == 2
+    assert " spills " in done.stdout
+
+
+def test_changed_means_something_only_for_a_check(audited: Path, cache: Path) -> None:
+    """Alone it would say that an audit is written which is not."""
+    done = audit(audited, "--changed", cache=cache)
+    assert (done.returncode, done.stderr) == (1, "error: --changed: expected --check beside it, found none.\n")
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -301,9 +358,9 @@ def test_a_missing_pin_is_refused(here: Project) -> None:
         stage.derive(here, ["rms_norm"])
 
 
-def ends_its_process(task: tuple[str, str]) -> Any:
+def ends_its_process(task: stage.Task) -> Any:
     """Stands for a compiler that aborts on one task."""
-    if task == ("two", "sm_100"):
+    if task == ("two", "sm_100", None):
         os._exit(134)
     return {}, []
 
@@ -312,7 +369,7 @@ def test_a_compiler_that_aborts_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     """When the compiler takes its process along, the kernel and the target are found out."""
     monkeypatch.setattr(stage, "_audit", ends_its_process)
     with pytest.raises(CodegenError, match=r"^codegen of two for sm_100: the compiler brought its process down\.$"):
-        stage._run([("one", "sm_80"), ("two", "sm_100"), ("three", "sm_90")])
+        stage._run([("one", "sm_80", None), ("two", "sm_100", None), ("three", "sm_90", None)])
 
 
 def test_the_stage_writes_where_it_is_tracked(here: Project) -> None:
@@ -359,7 +416,66 @@ def test_instructions_are_counted_by_what_they_do() -> None:
         local_stores=1,
         tensor_core={"HGMMA": 1, "HMMA": 1, "UTCHMMA": 1},
         async_copies={"LDGSTS": 1, "UTMALDG": 1},
+        # 16, 32, 4 and 2 bytes, and the 16 of an asynchronous copy.
+        hot_loop=sass.HotLoop(whole_kernel=True, instructions=14, load_bytes=70),
     )
+
+
+def looped(*lines: str) -> sass.HotLoop:
+    """The hot loop of some instructions, 16 bytes each from address 0."""
+    listing = "\n".join(f"        /*{16 * index:04x}*/  {line} ;" for index, line in enumerate(lines))
+    (found,) = sass.count_each(listing, [16 * len(lines)])
+    return found.hot_loop
+
+
+def test_the_hot_loop_is_the_innermost_that_moves_most() -> None:
+    """A turn of the inner of two nested loops is counted, not of the outer one, nor of one that moves less."""
+    found = looped(
+        "MOV R1, R2",
+        "LDG.E R3, [R4.64]",  # 0x10: the first loop
+        "@P0 BRA 0x10",
+        "LDG.E.128 R3, [R4.64]",  # 0x30: the outer loop
+        "LDG.E.128 R3, [R4.64]",  # 0x40: the inner loop
+        "FADD R3, R3, R4",
+        "NOP",
+        "STG.E.128 [R4.64], R3",
+        "@!P1 BRA 0x40",
+        "@P2 BRA 0x30",
+        "EXIT",
+        "BRA 0xb0",
+    )
+    assert found == sass.HotLoop(whole_kernel=False, instructions=4, load_bytes=16)
+
+
+def test_a_wait_that_spins_out_of_line_belongs_to_its_loop() -> None:
+    """A block at the end of the code that jumps back into a loop neither hides it nor makes one of its own."""
+    found = looped(
+        "LDGSTS.E.128 [R2], [R4.64]",  # 0x00
+        "UTMALDG.2D [UR8], [UR4]",
+        "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR16], R12",
+        "@!P0 BRA 0x70",
+        "HGMMA.64x128x16.F32 R24, gdesc[UR4], R24",  # 0x40
+        "BRA.U UP0, 0x0",
+        "EXIT",
+        "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR16], R12",  # 0x70
+        "@!P0 BRA 0x70",
+        "BRA 0x40",
+    )
+    assert found == sass.HotLoop(whole_kernel=False, instructions=9, load_bytes=16)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("LDG.E R2, [R4.64]", "EXIT", "BRA 0x20"),
+        ("LDG.E R2, [R4.64]", "FADD R2, R2, R2", "@P0 BRA 0x10", "EXIT"),
+        ("LDG.E R2, [R4.64]", "BRA P0, 0x30", "FADD R2, R2, R2", "EXIT"),
+    ],
+    ids=["the trap behind the end", "a loop that moves nothing", "a branch ahead"],
+)
+def test_without_a_loop_that_moves_data_the_whole_kernel_is_counted(lines: tuple[str, ...]) -> None:
+    """What is no loop, or fetches nothing, is not taken for the hot one."""
+    assert looped(*lines) == sass.HotLoop(whole_kernel=True, instructions=len(lines), load_bytes=4)
 
 
 def test_kernels_in_one_listing_are_told_apart_by_their_sizes() -> None:
@@ -415,6 +531,63 @@ def test_occupancy_follows_the_documented_limits(
     found = occupancy(target, registers=registers, shared_bytes=shared_bytes, warps=warps)
     assert (found.blocks, found.limited_by) == (blocks, limited_by)
     assert found.ratio == round(blocks * warps / LIMITS[target].warps, 4)
+
+
+# Asks NVIDIA's calculator, whose header comes in Triton's wheel, how many blocks of a kernel fit.
+CALCULATOR = """
+#include <cuda_occupancy.h>
+int blocks(int major, int warps, size_t shared, size_t optin, int registers, size_t used, int block_warps) {
+    cudaOccDeviceProp device = {0};
+    device.computeMajor = major;
+    device.maxThreadsPerBlock = 1024;
+    device.maxThreadsPerMultiprocessor = 32 * warps;
+    device.regsPerBlock = device.regsPerMultiprocessor = 65536;
+    device.warpSize = 32;
+    device.sharedMemPerBlock = 48 << 10;
+    device.sharedMemPerMultiprocessor = shared;
+    device.numSms = 1;
+    device.sharedMemPerBlockOptin = optin;
+    device.reservedSharedMemPerBlock = 1024;
+    cudaOccFuncAttributes kernel = {0};
+    kernel.maxThreadsPerBlock = 1024;
+    kernel.numRegs = registers;
+    kernel.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN;
+    kernel.maxDynamicSharedSizeBytes = optin;
+    kernel.numBlockBarriers = 1;
+    cudaOccDeviceState state = {0};
+    state.carveoutConfig = SHAREDMEM_CARVEOUT_MAX_SHARED;
+    cudaOccResult found = {0};
+    if (cudaOccMaxActiveBlocksPerMultiprocessor(&found, &device, &kernel, &state, 32 * block_warps, used)) return -1;
+    return found.activeBlocksPerMultiprocessor;
+}
+"""
+
+
+def test_the_occupancy_is_that_of_nvidias_own_calculator(tmp_path: Path) -> None:
+    """For each target, for kernels of many sizes, as many blocks fit as the calculator in Triton's wheel says."""
+    spec = importlib.util.find_spec("triton")
+    headers = Path(str(spec and spec.origin)).parent / "backends/nvidia/include"
+    if shutil.which("cc") is None or not (headers / "cuda_occupancy.h").is_file():
+        pytest.skip("needs a C compiler and the cuda_occupancy.h of Triton's wheel")
+    (tmp_path / "calculator.c").write_text(CALCULATOR, encoding="utf-8")
+    library = tmp_path / "calculator.so"
+    command = ["cc", "-w", "-shared", "-fPIC", f"-I{headers}", "-o", str(library), str(tmp_path / "calculator.c")]
+    subprocess.run(command, check=True, capture_output=True)
+    blocks = ctypes.CDLL(str(library)).blocks
+    blocks.argtypes = [*[ctypes.c_int] * 2, *[ctypes.c_size_t] * 2, ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
+    sizes = (0, 16, 1024, 9 << 10, 33 << 10, 48 << 10, 99 << 10, 163 << 10, 227 << 10)
+    for target, limits in LIMITS.items():
+        major = int(target.removeprefix("sm_")) // 10
+        for registers, shared, warps in itertools.product(
+            (16, 32, 33, 64, 100, 128, 168, 255), sizes, (1, 2, 4, 8, 16, 32)
+        ):
+            if shared > limits.block_shared_bytes:
+                continue
+            theirs = blocks(
+                major, limits.warps, limits.shared_bytes, limits.block_shared_bytes, registers, shared, warps
+            )
+            ours = occupancy(target, registers=registers, shared_bytes=shared, warps=warps).blocks
+            assert ours == theirs, (target, registers, shared, warps)
 
 
 def test_the_audit_starts_without_torch() -> None:

@@ -25,6 +25,23 @@ def recoded(audit: Artifact | None = None, **code: Any) -> Artifact:
     return spoilt(audit or made(), code)
 
 
+def loop(instructions: int, load_bytes: int, whole_kernel: bool = False) -> dict[str, Any]:
+    """A hot loop over elements of two bytes."""
+    return {
+        "whole_kernel": whole_kernel,
+        "instructions": instructions,
+        "load_bytes": load_bytes,
+        "instructions_per_element": 2 * instructions / load_bytes if load_bytes else None,
+    }
+
+
+def test_a_loop_that_fetches_by_bulk_copies_is_held_to_the_instructions_of_a_turn() -> None:
+    """Where the code does not say how much a turn fetches, more instructions a turn are a finding."""
+    before = recoded(hot_loop=loop(40, 0))
+    assert rules(before, recoded(hot_loop=loop(44, 0))) == ["changed"]
+    assert rules(before, recoded(hot_loop=loop(45, 0))) == ["a longer hot loop"]
+
+
 def rules(before: Artifact | None, after: Artifact) -> list[str]:
     return [finding.rule for finding in compare("one", before, after)]
 
@@ -56,6 +73,8 @@ OVER = {
         ({"global_loads": {"128": 3, "64": 2}}, "narrower loads", "3 x 128 bit, 2 x 64 bit"),
         ({"global_stores": {"64": 4}}, "narrower stores", "4 x 64 bit"),
         ({"instructions": 221}, "more instructions", "221 (+10 %)"),
+        ({"hot_loop": loop(45, 64)}, "a longer hot loop", "45 instructions for 64 bytes"),
+        ({"hot_loop": loop(40, 32)}, "a longer hot loop", "40 instructions for 32 bytes"),
         (OVER, "cannot be launched", "204800 bytes shared, 32 registers: over the target's shared memory"),
     ],
 )
@@ -78,6 +97,9 @@ def test_each_regression_is_named(code: dict[str, Any], rule: str, after: str) -
         {"global_loads": {"256": 2}},
         {"cubin_sha256": "1" * 64},
         {"tensor_core": {}},
+        {"hot_loop": loop(44, 64)},
+        {"hot_loop": loop(80, 128)},
+        {"hot_loop": loop(400, 64, whole_kernel=True)},
     ],
 )
 def test_any_other_difference_is_a_change(code: dict[str, Any]) -> None:
@@ -192,7 +214,7 @@ def test_the_table_holds_each_regression_and_counts_changes() -> None:
     worse = made(launch("sm_80"), launch("sm_90"))
     worse["launches"][0]["code"] |= {"stack_bytes": 8}
     worse["launches"][1]["code"] |= {"registers": 40}
-    said = render(["one"], compare("one", made(), worse)).splitlines()
+    said = render(["one"], [], compare("one", made(), worse)).splitlines()
     assert said[2].split("  ")[0] == "one"
     assert "spills" in said[2]
     assert said[3].startswith("one: changed: 1 launch compiles to other code, first sm_90 _kernel")
@@ -202,7 +224,7 @@ def test_the_table_holds_each_regression_and_counts_changes() -> None:
 def test_a_long_table_says_how_much_it_leaves_out() -> None:
     """Forty rows are shown, and the others are counted."""
     many = [Finding("one", "spills", "sm_80", "_kernel", f"call {index}", "0", "8") for index in range(50)]
-    said = render(["one"], many).splitlines()
+    said = render(["one"], [], many).splitlines()
     assert said[-2] == "10 more."
     assert len(said) == 2 + 40 + 2
 

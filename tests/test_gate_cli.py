@@ -1,18 +1,27 @@
-"""`gate`, `rebaseline` and `history` on the command line: every exit code, in a repository of its own."""
+"""`gate`, `bisect`, `rebaseline` and `history` on the command line: every exit code, in a repository of its own."""
 
 from __future__ import annotations
 
+import functools
+import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
+import confirm_data
 import pytest
 import synthetic
+import torch
+import typer
 from git_repo import Repo, isolate
 
 from triton_kernel_lab import artifacts, cli
 from triton_kernel_lab.analysis import roofline
-from triton_kernel_lab.project import Project, kernel_names
+from triton_kernel_lab.lab import bisect, confirm
+from triton_kernel_lab.project import Project, find_project, kernel_names
+
+ROOT = Path(__file__).parents[1]
 
 KERNEL = kernel_names()[-1]
 SLOW = {f"{KERNEL}/triton": 2 * synthetic.FACTORS["triton"]}
@@ -73,6 +82,11 @@ def test_a_slowed_kernel_ends_with_two_and_its_restoration_with_zero(lab: Lab, t
         ("gate --rename a=b", "--rename a=b: expected a to be a kernel of the base only"),
         ("gate --regime hot", "--regime: expected one of"),
         ("gate --max-regression-percent 5", "No such option"),
+        ("gate --kernel rms_norm", "--kernel and --cell narrow what is timed, expected --confirm"),
+        ("gate --confirm --cell 8x8", "--cell: expected a shape and a dtype, found '8x8'"),
+        ("gate --confirm --base HEAD --regime hot", "--regime: expected one of"),
+        ("bisect --kernel rms_norm --good HEAD", "Missing option '--bad'"),
+        ("bisect --kernel nothing --good HEAD~1 --bad HEAD", "kernel nothing: expected one of"),
         ("rebaseline", "Missing option '--reason'"),
         ("rebaseline --reason ' '", "--reason: expected why the change is intended"),
         ("rebaseline --reason x", "expected cells that cannot be compared, found none"),
@@ -142,3 +156,146 @@ def test_history_prints_the_series_and_draws_it(lab: Lab, tmp_path: Path) -> Non
         assert said.startswith(f"{KERNEL} 2048x4096 bfloat16 cold_clean\ndate ")
         assert f"wrote {path}" in said
     assert first.read_bytes() == second.read_bytes()
+
+
+# With a device, which here is a made-up one.
+
+
+def timed(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *sources: str) -> Lab:
+    """A checkout with a commit for each source of its kernel, and an engine that reads the truth from the source."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for module in (confirm, bisect):
+        monkeypatch.setattr(module, "run", functools.partial(module.run, engine=confirm_data.Engine()))
+    return Lab(confirm_data.repository(root / "timed", *sources), monkeypatch, capsys)
+
+
+FAST, SLOWER = confirm_data.operator(20_000), confirm_data.operator(30_000)
+CELL = " ".join(confirm_data.CELL)
+
+
+@pytest.mark.parametrize(
+    ("now", "code", "said"),
+    [
+        (FAST + "# the same\n", 0, "pass: 1 cell compared with HEAD~1"),
+        (SLOWER, 2, f"- 1 cell regressed: {confirm_data.KERNEL} {CELL} cold_clean"),
+        (confirm_data.operator(20_000, 1.5), 2, f"- 1 cell wrong: {confirm_data.KERNEL} {CELL} cold_clean"),
+    ],
+    ids=["the same", "slower", "wrong"],
+)
+def test_confirm_ends_with_the_code_of_its_verdict(
+    lab: Lab,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    now: str,
+    code: int,
+    said: str,
+) -> None:
+    """The verdict is printed and written like that of the other gate, with the samples in it."""
+    where, output = timed(tmp_path, monkeypatch, capsys, FAST, now), tmp_path / "confirm.json"
+    line = f"gate --confirm --base HEAD~1 --kernel {confirm_data.KERNEL} --cell '{CELL}'"
+    line += f" --output {shlex.quote(str(output))}"
+    assert where(line)[0] == code
+    assert said in where(line)[1]
+    assert len(artifacts.read(output, "confirm")["processes"]) == 5
+
+
+def test_confirm_leaves_an_ambiguous_cell_to_strict(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a verdict on a cell it ends with 0, and with 4 if strict."""
+    where = timed(tmp_path, monkeypatch, capsys, FAST, confirm_data.operator(20_600))
+    noisy = confirm_data.Engine(apart=0.08)
+    monkeypatch.setattr(confirm, "run", functools.partial(confirm.run.func, engine=noisy))  # type: ignore[attr-defined]
+    assert where(f"gate --confirm --base HEAD~1 --cell '{CELL}'")[0] == 0
+    assert where(f"gate --confirm --base HEAD~1 --cell '{CELL}' --strict")[0] == 4
+
+
+@pytest.mark.parametrize(
+    "line", ["gate --confirm --base HEAD~1", f"bisect --kernel {confirm_data.KERNEL} --good HEAD~1 --bad HEAD"]
+)
+def test_without_a_device_both_end_with_three(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    """Nothing was compared, and one sentence says what is missing."""
+    isolate(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    where = Lab(confirm_data.repository(tmp_path / "repo", FAST, SLOWER), monkeypatch, capsys)
+    code, said = where(line)
+    assert code == 3
+    assert said.startswith("error: confirm: expected a CUDA device, found none")
+    assert len(said.splitlines()) == 1
+
+
+def test_bisect_names_the_commit_and_ends_with_zero_or_with_three_if_it_cannot_tell(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line for each commit that was asked, and the commit that it led to; several are no answer."""
+    broken = "import nowhere\n"
+    where = timed(tmp_path, monkeypatch, capsys, FAST, FAST + "#\n", SLOWER, broken, SLOWER + "#\n")
+    asked = f"bisect --kernel {confirm_data.KERNEL} --cell '{CELL}'"
+    code, said = where(f"{asked} --good HEAD~4 --bad HEAD~2")
+    assert code == 0
+    assert re.search(rf"^bad: [0-9a-f]{{12}} source 2: {CELL} \+\d+\.\d\d %$", said, re.MULTILINE)
+    assert said.splitlines()[-1] == f"first bad commit: {where.repo.git('rev-parse', 'HEAD~2')} source 2"
+    where.repo.git("checkout", "--quiet", "--detach", "HEAD~3")
+    where.repo.commit({confirm_data.OP: broken})
+    where.repo.commit({confirm_data.OP: SLOWER})
+    code, said = where(f"{asked} --good HEAD~2 --bad HEAD")
+    assert code == 3
+    assert "the first bad commit is one of 2; all but the last could not be judged:" in said
+
+
+# What the documents promise.
+
+
+def test_the_exit_codes_of_every_command_are_documented() -> None:
+    """METHODOLOGY has a row for each code, and names each command that ends with more than 0 or 1."""
+    text = (ROOT / "docs/METHODOLOGY.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| ([0-4]) \| (.*) \|$", text[text.index("## Exit codes") :], re.MULTILINE))
+    assert list(rows) == ["0", "1", "2", "3", "4"]
+    for code, commands in {
+        "2": ("gate", "codegen", "correctness"),
+        "3": ("gate", "bisect", "codegen"),
+        "4": ("gate",),
+    }.items():
+        assert all(f"`{command}" in rows[code] for command in commands)
+    named = set(re.findall(r"`([a-z]+)[ `]", " ".join(rows.values())))
+    assert named <= set(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
+
+
+def test_f76_a_pipe_does_not_eat_the_code(lab: Lab) -> None:
+    """Piped into tee under pipefail, as CI runs it, a regression still ends with 2."""
+    assert "set -euo pipefail" in (ROOT / ".ci/run").read_text(encoding="utf-8")
+    lab.measure(1)
+    lab.measure(2, slow=True)
+    line = f"set -euo pipefail; {shlex.quote(sys.executable)} -m triton_kernel_lab gate | tee gate.txt"
+    done = subprocess.run(["bash", "-c", line], cwd=lab.repo.root, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "1 cell regressed" in (lab.repo.root / "gate.txt").read_text(encoding="utf-8")
+
+
+def test_f82_of_two_unlike_gpus_in_a_host_the_one_that_measures_counts(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name and the facts are those of the current device, not of the first."""
+    from triton_kernel_lab.lab import environment, nvml
+
+    project = lab.measure(1)
+    names = ["Other GPU", "Synthetic GPU"]
+    device: dict[str, object] = synthetic.environment("Synthetic GPU")["device"]
+    asked: list[int] = []
+
+    def facts(index: int) -> dict[str, object]:
+        asked.append(index)
+        return {**device, "name": names[index]}
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index])
+    monkeypatch.setattr(environment, "_device", facts)
+    monkeypatch.setattr(nvml, "driver_version", lambda: "580.1")
+    environment.run(find_project(project.root))
+    assert asked == [1]
+    written = artifacts.read(project.artifacts / "environment.json", "environment")
+    assert written["device"]["name"] == "Synthetic GPU"

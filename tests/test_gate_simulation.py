@@ -169,6 +169,27 @@ def test_f75_a_flat_limit_on_medians_fires_on_identical_code() -> None:
     assert rate(other > 1.1 * one) > 0.1
 
 
+@pytest.mark.parametrize(("factor", "least", "most"), [(1.0, 0.0, 0.01), (1.15, 0.95, 1.0)])
+def test_f75_twelve_kernels_with_twenty_samples_each(factor: float, least: float, most: float) -> None:
+    """Samples that spread by 1, 4 and 10 %, spikes of three times: identical code passes, 15 % more is found."""
+    draw, trials, shape = np.random.default_rng(6), 500, (500, 12, 5)
+    noise = np.tile([0.01, 0.04, 0.10], 4)
+    typical = np.repeat([2_000.0, 2_000_000.0], 6)
+
+    def measured(slower: float) -> Moments:
+        level = slower * typical[:, None] * np.exp(noise[:, None] / 4 * draw.standard_normal(shape))
+        times = 1 + noise[:, None, None] * draw.standard_normal((*shape, 20))
+        times = np.where(draw.random((*shape, 20)) < 0.02, 3 * times, times) * level[..., None]
+        logs = log_tmean((np.rint(times / QUANTUM_NS) * QUANTUM_NS).astype(np.float32))
+        sd = np.maximum(logs.std(axis=-1, ddof=1), QUANTUM_NS / 12**0.5 / typical)
+        return Moments(logs.mean(axis=-1), sd, np.full((trials, 12), 5.0))
+
+    sides = Sides(measured(1.0), measured(factor))
+    allowed = np.array([margin(ns, 1, QUANTUM_NS, None).log for ns in typical])
+    found = rate(decide(sides, sides, allowed).regressed <= ALPHA)
+    assert least <= found <= most
+
+
 # Detection.
 
 
@@ -191,18 +212,34 @@ def test_a_kernel_that_is_five_per_cent_slower_is_found_with_ten_processes_and_a
     assert rate(found[:, ~KERNEL]) < 0.01
 
 
-@pytest.mark.parametrize("cell", [0, 20, 30, 39])
-@pytest.mark.parametrize(
-    ("factor", "processes", "calibrated", "least"),
-    [(1.15, 5, False, 0.95), (1.15, 5, True, 0.95), (1.05, 10, True, 0.85)],
-)
-def test_a_single_slower_cell_of_ten_microseconds_or_more_is_found_among_sixty(
-    base: Suite, again: Suite, cell: int, factor: float, processes: int, calibrated: bool, least: float
-) -> None:
-    """Alone among 59 that stayed as they were, which is where the correction for many cells weighs most."""
+def found_alone(base: Suite, again: Suite, cell: int, factor: float, processes: int, calibrated: bool) -> float:
+    """The share of suites in which one slower cell is found among 59 that stayed as they were."""
     only = np.arange(60) == cell
     answers = asked(base, again.slowed(only, factor), processes, calibrated)
-    assert (answers.regressed[:, cell] <= ALPHA).mean() > least
+    return float((answers.regressed[:, cell] <= ALPHA).mean())
+
+
+@pytest.mark.parametrize("cell", [0, 20, 30, 39])
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_a_single_slower_cell_of_ten_microseconds_or_more_is_found_among_sixty(
+    base: Suite, again: Suite, cell: int, calibrated: bool
+) -> None:
+    """15 % slower, five processes: alone is where the correction for many cells weighs most."""
+    assert found_alone(base, again, cell, 1.15, 5, calibrated) > 0.95
+
+
+def test_a_single_cell_that_is_five_per_cent_slower_is_found_with_ten_processes_and_a_noise_floor(
+    base: Suite, again: Suite
+) -> None:
+    """More than nine times in ten for a cell of 10 to 90 us.
+
+    Each of these cells has the same rate, which 500 suites tell to one and a half
+    per cent only: so it is that of ten cells together which is asked for.
+    """
+    rates = [found_alone(base, again, cell, 1.05, 10, True) for cell in range(20, 40, 2)]
+    assert np.mean(rates) > 0.90
+    assert min(rates) > 0.85
+    assert found_alone(base, again, 0, 1.05, 10, True) > 0.98
 
 
 @pytest.mark.parametrize("cell", [40, 59])

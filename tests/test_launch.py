@@ -75,9 +75,14 @@ def test_a_configuration_holds_what_its_kernel_takes(kernel: str, arch: str, num
         ("rms_norm", "rows"): {"kernel", "rows", "num_warps"},
         ("rms_norm", "streamed"): {"kernel", "block", "held", "stream_stores", "num_warps"},
         ("swiglu", None): {"block", "num_warps"},
+        ("add_rms_norm", "rows"): {"kernel", "rows", "num_warps", "ordered"},
+        ("add_rms_norm", "streamed"): {"kernel", "block", "num_warps"},
+        ("paged_kv_gather", None): {"tile", "num_warps"},
+        ("qk_scores", "keys"): {"kernel", "block", "num_warps", "evict"},
+        ("qk_scores", "group"): {"kernel", "block", "num_warps", "evict", "tile", "steps", "stages"},
     }
     assert set(config) == names[kernel, config.get("kernel")]
-    sizes = [config[name] for name in ("rows", "block", "held", "num_warps") if config.get(name)]
+    sizes = [config[name] for name in ("rows", "block", "held", "tile", "num_warps") if config.get(name)]
     assert all(size & (size - 1) == 0 for size in sizes)
     assert 1 <= config["num_warps"] <= 32
     assert config.get("stream_stores", 0) in (0, 1)

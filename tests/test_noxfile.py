@@ -123,7 +123,7 @@ def test_gpu_session_promises_a_gpu_and_then_measures(bench: Bench) -> None:
     assert bench.session("gpu", gpus="1").returncode == 0
     asked = bench.asked()
     tests = asked.index("python -m pytest -m gpu")
-    measured = ["python -m dvc repro figures tables readme", "python -m triton_kernel_lab readme"]
+    measured = ["python -m dvc repro figures tables site readme", "python -m triton_kernel_lab readme"]
     assert asked[tests + 1 :] == ["TKL_EXPECT_GPU=1", *measured]
 
 
@@ -163,7 +163,7 @@ def test_f83_source_archive_gets_dvc_without_git(bench: Bench) -> None:
     assert bench.session("repro", gpus="1").returncode == 0
     assert bench.asked()[1:3] == [
         "python -m dvc config --local core.no_scm true",
-        "python -m dvc repro figures tables readme",
+        "python -m dvc repro figures tables site readme",
     ]
 
 

@@ -17,17 +17,21 @@ import yaml
 
 from triton_kernel_lab.analysis import roofline
 from triton_kernel_lab.project import Project, find_project, kernel_names
-from triton_kernel_lab.report import figures, readme, tables
+from triton_kernel_lab.report import readme, tables
+from triton_kernel_lab.report.figures import stage as figures
+from triton_kernel_lab.report.site import stage as site
 from triton_kernel_lab.sources import STAGES, stage_sources
 
 ROOT = Path(__file__).parents[1]
 PIPELINE: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
 KERNELS = kernel_names(ROOT)
 REGISTRY = "src/triton_kernel_lab/cases/__init__.py"
+MEASURING = ("correctness", "timing", "counters")
 PURE: dict[str, Callable[[Project], None]] = {
     "roofline": roofline.run,
     "figures": figures.run,
     "tables": tables.run,
+    "site": site.run,
     "readme": readme.run,
 }
 RUNS = [
@@ -78,7 +82,7 @@ def test_stages_are_those_whose_sources_are_known() -> None:
 @pytest.mark.parametrize(("stage", "kernel"), RUNS)
 def test_sources_of_a_stage_are_all_that_its_code_imports(stage: str, kernel: str | None) -> None:
     """No first-party module that a stage imports is missing from its deps, and none is listed that it does not."""
-    declared = [dep for dep in deps(stage, kernel) if not dep.startswith("artifacts/")]
+    declared = [dep for dep in deps(stage, kernel) if dep.startswith("src/")]
     if stage == "roofline":
         assert set(MEASURED_FROM) <= set(declared)
         declared = [dep for dep in declared if dep not in MEASURED_FROM]
@@ -88,7 +92,7 @@ def test_sources_of_a_stage_are_all_that_its_code_imports(stage: str, kernel: st
 def test_roofline_depends_on_all_that_a_measurement_was_made_from() -> None:
     """No source of a measuring stage lies outside the folders whose change makes the report say stale."""
     measuring = [*expected_sources("ceilings", None)]
-    measuring += [path for k in KERNELS for stage in ("correctness", "timing") for path in expected_sources(stage, k)]
+    measuring += [path for k in KERNELS for stage in MEASURING for path in expected_sources(stage, k)]
     assert all(any(Path(path).is_relative_to(folder) for folder in MEASURED_FROM) for path in measuring)
 
 
@@ -117,9 +121,10 @@ def test_no_output_outside_the_two_folders() -> None:
     """Outputs lie under artifacts/ and reports/ of the runner, or with the audits; README.md is none."""
     names = [name for stage in STAGES for name, _ in outputs(stage)]
     assert names
-    folders = ("artifacts/${runner}/", "reports/${runner}/", "artifacts/codegen/")
+    folders = ("artifacts/${runner}/", "reports/${runner}/", "artifacts/codegen/", "reports/codegen/")
     assert all(name.startswith(folders) for name in names)
-    assert [name for name in names if "${runner}" not in name] == ["artifacts/codegen/${item.kernel}.json"]
+    audits = ["artifacts/codegen/${item.kernel}.json", "reports/codegen/${item.kernel}.md"]
+    assert [name for name in names if "${runner}" not in name] == audits
     assert len(names) == len(set(names))
 
 
@@ -135,8 +140,10 @@ def test_parameters_of_the_stages() -> None:
     assert {stage: params for stage, params in found.items() if params} == {
         "ceilings": measuring,
         "timing": measuring,
+        "counters": ["measure.seed", "measure.sweep_mib"],
         "roofline": joining,
         "tables": joining,
+        "site": joining,
     }
 
 
@@ -163,6 +170,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "schemas", root / "schemas")
     synthetic.project(root, shapes=("128x1024",), dtypes=("float16",), processes=1, samples=20)
     shutil.copy(ROOT / "dvc.yaml", root)
+    readme.run(find_project(root))  # Once more: it shows the pipeline.
     shutil.copytree(ROOT / ".dvc", root / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "config.local"))
     shutil.copy(ROOT / ".dvcignore", root)
     (root / ".dvc/config.local").write_text("[core]\n    no_scm = true\n", encoding="utf-8")
@@ -257,11 +265,12 @@ def test_a_report_of_changed_sources_says_that_it_is_stale(checkout: Path) -> No
     assert done.returncode == 1
     assert "roofline.json: $.stale" in done.stderr
     named = re.findall(r"stage (\w+) of kernel (\w+): its sources changed since", done.stderr)
-    assert named == [("correctness", KERNELS[0]), ("timing", KERNELS[0])]
+    assert named == [(stage, KERNELS[0]) for stage in MEASURING]
     for stage in PURE.values():
         stage(find_project(checkout))
     assert verify(checkout).returncode == 0
-    said = f"**Stale:** the sources of `correctness@{KERNELS[0]}`, `timing@{KERNELS[0]}` have changed since"
+    stages = ", ".join(f"`{stage}@{KERNELS[0]}`" for stage in MEASURING)
+    said = f"**Stale:** the sources of {stages} have changed since"
     assert said in (checkout / "README.md").read_text()
     assert said in (checkout / "reports" / synthetic.RUNNER / "results.md").read_text()
 

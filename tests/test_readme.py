@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from triton_kernel_lab import artifacts
 from triton_kernel_lab.analysis import roofline
-from triton_kernel_lab.project import Project
+from triton_kernel_lab.project import Project, kernel_names
 from triton_kernel_lab.report import readme
 from triton_kernel_lab.report.readme import BEGIN, END, ReadmeError
 
@@ -59,6 +59,42 @@ def test_a_missing_readme_is_one_sentence(made: Project, tmp_path: Path) -> None
     """Without README.md the error names the file and both markers."""
     with pytest.raises(ReadmeError, match=r"README\.md: cannot be read: No such file.*results:begin"):
         readme.run(Project(tmp_path, made.runner, made.measure))
+
+
+@pytest.mark.parametrize("name", readme.NAMES)
+def test_each_block_has_its_own_markers(made: Project, name: str) -> None:
+    """One block's text goes between its markers and leaves the others alone."""
+    text = (made.root / "README.md").read_text(encoding="utf-8")
+    changed = readme.inject(text, "new", name=name)
+    for other in readme.NAMES:
+        assert (readme.extract(changed, name=other) == "new") is (other == name)
+    with pytest.raises(ReadmeError, match=f"expected the marker <!-- {name}:begin --> once, found it 0 times"):
+        readme.extract(text.replace(f"<!-- {name}:begin -->", ""), name=name)
+
+
+def _blocks(made: Project) -> dict[str, str]:
+    environment, derived = (artifacts.read(made.artifacts / f"{kind}.json") for kind in ("environment", "roofline"))
+    return readme.blocks(environment, derived, {"roofline": {}})
+
+
+def test_the_summary_has_a_row_a_kernel_and_the_conditions(made: Project) -> None:
+    """Each kernel of the registry is one row; below stands where and how it was measured."""
+    text = _blocks(made)["summary"]
+    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")][1:]
+    assert rows == kernel_names()
+    assert text.endswith(_block(made).split("\n\n")[0])
+
+
+def test_every_lost_cell_is_listed(tmp_path: Path) -> None:
+    """A kernel that loses everywhere has a line for each of its cells; the count is of all cells."""
+    found = synthetic.project(tmp_path, derive=False, factors={"swiglu/triton": 1.5}, **SMALL)
+    roofline.run(found)
+    text = _blocks(found)["losses"]
+    lost = [line for line in text.splitlines() if "| swiglu" in line]
+    cells = len(SMALL["shapes"]) * len(synthetic.DTYPES)
+    assert len(lost) == cells
+    total = cells * len(kernel_names())
+    assert re.search(rf"^On the device a baseline is faster in \d+ of {total} cells\.$", text, re.MULTILINE)
 
 
 def test_the_block_goes_into_the_readme_and_stays(made: Project) -> None:

@@ -204,6 +204,46 @@ def test_changes_are_those_of_the_first_parents_oldest_first(merged: tuple[Repo,
     assert revisions.changes(repo.root, "nothing") == []
 
 
+def test_an_exported_folder_is_that_of_the_revision_and_leaves_no_trace(repo: Repo, tmp_path: Path) -> None:
+    """Every file below the folder comes byte for byte, and the repository stays as it was."""
+    commit = repo.commit({"src/a.py": "1", "src/deep/b.json": "{}\r\n", "other": "1", ".gitattributes": "* text\n"})
+    repo.commit({"src/a.py": "2"})
+    before = sorted(path for path in (repo.root / ".git").rglob("*"))
+    assert revisions.export(repo.root, commit, "src", tmp_path / "out") == 2
+    found = {
+        path.relative_to(tmp_path / "out").as_posix(): path.read_bytes() for path in (tmp_path / "out").rglob("*.*")
+    }
+    stored = revisions.read_file(repo.root, commit, "src/deep/b.json")
+    assert found == {"src/a.py": b"1", "src/deep/b.json": stored}
+    assert sorted(path for path in (repo.root / ".git").rglob("*")) == before
+    assert revisions.export(repo.root, commit, "nothing", tmp_path / "none") == 0
+
+
+def test_an_ancestor_is_told_from_what_lies_beside_or_behind(repo: Repo, tmp_path: Path) -> None:
+    """A commit is its own ancestor; a later or a parallel one is none; a shallow clone cannot say no."""
+    first, second, last = history(repo)
+    repo.git("checkout", "--quiet", "-b", "side", first)
+    beside = repo.commit({"b": "1"})
+    assert revisions.is_ancestor(repo.root, first, last)
+    assert revisions.is_ancestor(repo.root, last, last)
+    assert not revisions.is_ancestor(repo.root, last, second)
+    assert not revisions.is_ancestor(repo.root, beside, last)
+    repo.git("checkout", "--quiet", "main")
+    clone = repo.clone(tmp_path / "clone", "--depth=2")
+    assert revisions.is_ancestor(clone, second, last)
+    with pytest.raises(revisions.ShallowCloneError, match=r"^shallow: fetch more history"):
+        revisions.is_ancestor(clone, last, second)
+
+
+def test_first_parents_are_the_steps_of_the_main_line(merged: tuple[Repo, dict[str, str]]) -> None:
+    """Between two commits only those that changed the path count, the oldest first; a merge is one."""
+    repo, commits = merged
+    assert revisions.first_parents(repo.root, commits["base"], "HEAD", PATH) == [commits["merge"]]
+    assert revisions.first_parents(repo.root, commits["base"], "HEAD", "src") == [commits["main"]]
+    assert revisions.first_parents(repo.root, "HEAD", "HEAD", PATH) == []
+    assert revisions.subject(repo.root, commits["merge"]) == "merge"
+
+
 def test_f83_a_changed_or_untracked_source_makes_the_tree_dirty(repo: Repo) -> None:
     """Tracked changes, staged changes, removals and new files count; ignored files do not."""
     repo.commit({"src/a.py": "1", ".gitignore": "*.log\n"})

@@ -22,7 +22,7 @@ from triton_kernel_lab.analysis.inputs import InputError
 from triton_kernel_lab.analysis.roofline import RooflineError
 from triton_kernel_lab.analysis.vendor import vendor_spec
 from triton_kernel_lab.artifacts import Artifact, ArtifactError
-from triton_kernel_lab.project import Project
+from triton_kernel_lab.project import Project, kernel_names
 
 SMALL: dict[str, Any] = {"shapes": ("128x1024", "2048x4096"), "dtypes": ("float16",), "samples": 20}
 
@@ -34,6 +34,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
         "environment": artifacts.read(found.artifacts / "environment.json"),
         "ceilings": artifacts.read(found.artifacts / "ceilings.json"),
         "timing": artifacts.read(found.artifacts / "timing/rms_norm.json"),
+        "counters": artifacts.read(found.artifacts / "counters/rms_norm.json"),
     }
 
 
@@ -44,7 +45,10 @@ def build(raw: dict[str, Artifact], **changed: Callable[[Artifact], None]) -> Ar
         change(made[kind])
     inputs = [{"path": f"{kind}.json", "sha256": "0" * 64} for kind in made]
     timings = {made["timing"]["kernel"]: made["timing"]}
-    result = roofline.build(made["environment"], made["ceilings"], timings, inputs=inputs, source_sha256="0" * 64)
+    counters = {made["counters"]["kernel"]: made["counters"]}
+    result = roofline.build(
+        made["environment"], made["ceilings"], timings, counters, inputs=inputs, source_sha256="0" * 64
+    )
     artifacts.parse(artifacts.dumps(result).encode(), "built", "roofline")
     return result
 
@@ -349,8 +353,26 @@ def test_the_weakest_input_sets_the_claim(raw: dict[str, Artifact]) -> None:
         artifact["claim_kind"] = "exploratory"
 
     assert build(raw)["claim_kind"] == "synthetic"
-    assert build(raw, environment=sound, ceilings=sound, timing=sound)["claim_kind"] == "derived"
-    assert build(raw, environment=sound, ceilings=sound, timing=dirty)["claim_kind"] == "exploratory"
+    kept = dict.fromkeys(("environment", "ceilings", "timing", "counters"), sound)
+    assert build(raw, **kept)["claim_kind"] == "derived"
+    assert build(raw, **kept | {"timing": dirty})["claim_kind"] == "exploratory"
+    assert build(raw, **kept | {"counters": dirty})["claim_kind"] == "exploratory"
+
+
+def test_counters_that_were_refused_weaken_no_claim(raw: dict[str, Artifact]) -> None:
+    """What says only that there is no count claims nothing, and so takes nothing from the figures."""
+
+    def sound(artifact: Artifact) -> None:
+        artifact["claim_kind"] = "measured"
+
+    def refused(counters: Artifact) -> None:
+        counters.update(claim_kind="exploratory", counter_status="permission_denied", reason="not allowed", cells=[])
+
+    made = build(raw, environment=sound, ceilings=sound, timing=sound, counters=refused)
+    assert made["claim_kind"] == "derived"
+    assert made["counters"] == [
+        {"kernel": "rms_norm", "counter_status": "permission_denied", "reason": "not allowed", "cells": []}
+    ]
 
 
 def test_measured_and_unmeasured_inputs_do_not_mix(raw: dict[str, Artifact]) -> None:
@@ -415,8 +437,9 @@ def test_the_chain_names_every_input(small: Project) -> None:
     roofline.run(small)
     made = artifacts.read(small.artifacts / "roofline.json")
     folder = f"artifacts/{small.runner}"
+    per_kernel = [f"{kind}/{kernel}" for kind in ("timing", "counters") for kernel in kernel_names()]
     assert [record["path"] for record in made["inputs"]] == [
-        f"{folder}/{stem}.json" for stem in ("environment", "ceilings", "timing/rms_norm", "timing/swiglu")
+        f"{folder}/{stem}.json" for stem in ("environment", "ceilings", *per_kernel)
     ]
     for record in made["inputs"]:
         assert record["sha256"] == artifacts.sha256_file(small.root / record["path"])

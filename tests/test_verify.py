@@ -17,7 +17,9 @@ from triton_kernel_lab.analysis import locator, verify
 from triton_kernel_lab.analysis.differences import json_differences, text_difference
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project, find_project
-from triton_kernel_lab.report import figures, tables
+from triton_kernel_lab.report import tables
+from triton_kernel_lab.report.figures import latency, svg
+from triton_kernel_lab.report.site import stage as site
 
 TIMING = "artifacts/synthetic-gpu/timing/rms_norm.json"
 CEILINGS = "artifacts/synthetic-gpu/ceilings.json"
@@ -25,6 +27,7 @@ ROOFLINE = "artifacts/synthetic-gpu/roofline.json"
 RESULTS = "reports/synthetic-gpu/results.md"
 METRICS = "reports/synthetic-gpu/metrics.json"
 FIGURE = "reports/synthetic-gpu/latency.svg"
+PAGE = "reports/synthetic-gpu/index.html"
 TRACKED = [
     "artifacts/synthetic-gpu/environment.json",
     CEILINGS,
@@ -34,6 +37,7 @@ TRACKED = [
     RESULTS,
     METRICS,
     FIGURE,
+    PAGE,
 ]
 
 
@@ -172,24 +176,43 @@ def test_an_edited_metric_is_named_by_path(sound: Project) -> None:
     assert problem.startswith(f"{METRICS}: {path}: expected {p50}, found {p50 + 32}")
 
 
+def latency_data(sound: Project) -> dict[str, Any]:
+    """What the latency figure of a sound project shows."""
+    environment, roofline = (artifacts.read(sound.artifacts / f"{kind}.json") for kind in ("environment", "roofline"))
+    return latency.DRAWING.data(svg.Sources(environment, roofline, {}))
+
+
 def test_a_figure_of_other_data_is_named(sound: Project) -> None:
     """A picture drawn from other numbers carries another digest, whatever drew it."""
-    made = {kind: artifacts.read(sound.artifacts / f"{kind}.json") for kind in ("environment", "roofline")}
-    shown = figures.data(made["environment"], made["roofline"])
-    shown["panels"]["rms_norm"][0]["p50_ns"]["triton"] //= 2
-    artifacts.write_text(sound.root / FIGURE, figures.render(shown))
-    (problem,) = verify.run(sound)
-    assert problem.startswith(f"{FIGURE}: data-sha256: expected ")
+    shown = latency_data(sound)
+    shown["panels"][0]["p50_ns"]["cold_clean"]["128x1024"]["triton"] //= 2
+    artifacts.write_text(sound.root / FIGURE, svg.render(latency.DRAWING, shown))
+    assert first_problem(sound).startswith(f"{FIGURE}: data-sha256: expected ")
 
 
 def test_a_figure_of_another_matplotlib_is_sound(sound: Project) -> None:
     """Another drawing of the same data passes: the digest of the data is what counts."""
-    made = {kind: artifacts.read(sound.artifacts / f"{kind}.json") for kind in ("environment", "roofline")}
-    shown = figures.data(made["environment"], made["roofline"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(figures._STYLE, "font.size", 12.0)
-        artifacts.write_text(sound.root / FIGURE, figures.render(shown))
+        patch.setitem(svg.STYLE, "font.size", 12.0)
+        artifacts.write_text(sound.root / FIGURE, svg.render(latency.DRAWING, latency_data(sound)))
+    site.run(sound)  # The page shows the pictures as they lie there.
     assert verify.run(sound) == []
+
+
+def test_a_digit_of_the_page_is_named(sound: Project) -> None:
+    """The page is derived again with the pictures as they lie there; another figure in it is a broken line."""
+    p50 = artifacts.read(sound.root / ROOFLINE)["cells"][0]["candidates"][0]["stats"]["p50_ns"]
+    synthetic.edit_byte(sound.root / PAGE, f"{p50 / 1000:.3f}", f"{p50 / 1000 - 1:.3f}")
+    (problem,) = verify.run(sound)
+    assert problem.startswith(f"{PAGE}: line ")
+    assert problem.endswith("run `dvc repro -f -s site`.")
+
+
+def test_an_edited_block_of_the_readme_is_named(sound: Project) -> None:
+    """Each generated block is compared, the pipeline's too."""
+    synthetic.edit_byte(sound.root / "README.md", "flowchart LR", "flowchart TB")
+    (problem,) = verify.run(sound)
+    assert problem.startswith("README.md: pipeline block, line 2: ")
 
 
 # The chain
@@ -316,15 +339,15 @@ def test_an_artifact_of_another_runner_is_named(sound: Project) -> None:
 # Plausibility: the artifacts are sound and consistent, but cannot be honest
 
 
-def implausible(project: Project, name: str, change: Callable[[Artifact], None]) -> str:
+def implausible(project: Project, name: str, change: Callable[[Artifact], None], *, figure: bool = False) -> str:
     """The first problem after a change that everything downstream follows, digests included."""
     where = project.root / name
     synthetic.edit(where, change)
     for consumer in sorted(project.artifacts.rglob("*.json")):
         if consumer.name != "roofline.json":
             synthetic.edit(consumer, lambda artifact: _record_anew(project.root, artifact))
-    # What the figure would show stays the same, or comes after the first problem.
-    synthetic.run_pure_stages(project, figure=False)
+    # What figures and page would show stays the same, or comes after the first problem.
+    synthetic.run_pure_stages(project, figure=figure)
     return first_problem(project)
 
 
@@ -355,7 +378,7 @@ def test_rounding_to_whole_nanoseconds_is_no_lattice_error(sound: Project, shift
         run_of(timing)["samples_ns"][3] += shift
 
     with pytest.raises(AssertionError):
-        implausible(sound, TIMING, change)
+        implausible(sound, TIMING, change, figure=True)
 
 
 def test_the_call_regime_has_no_lattice(sound: Project) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from triton_kernel_lab import gate_commands
 from triton_kernel_lab.console import progress, say
 from triton_kernel_lab.project import ProjectError, find_project
 from triton_kernel_lab.stage_commands import COMMANDS
@@ -35,7 +36,6 @@ class CacheMode(StrEnum):
     hot = "hot"
 
 
-BaseOption = Annotated[str | None, typer.Option(help="Revision to compare with; default: the previous measurement.")]
 LimitOption = Annotated[float, typer.Option("--max-regression-percent", help="How much larger a p50 may be.")]
 
 
@@ -114,78 +114,8 @@ def _kernels_of(base: dict[str, Any] | None) -> list[str]:
     return sorted({row["kernel"] for row in rows})
 
 
-for _command in COMMANDS:
+for _command in (*COMMANDS, *gate_commands.COMMANDS):
     app.command()(_command)
-
-
-@app.command()
-def verify() -> None:
-    """Recompute everything derived and check the chain of digests; exit 1 on the first break."""
-    from triton_kernel_lab import sources
-    from triton_kernel_lab.analysis import verify as stage
-
-    project = find_project()
-    broken = stage.run(project)
-    # Told, not refused: the report that was just recomputed says the same to its readers.
-    for line in sources.stale(project):
-        typer.echo(f"stale: {line}", err=True)
-    for line in broken:
-        typer.echo(f"broken: {line}", err=True)
-    if broken:
-        raise typer.Exit(ERROR)
-    say(f"sound: every artifact, digest, derived figure and table cell of runner {project.runner}")
-
-
-@app.command()
-def gate(
-    base: BaseOption = None,
-    rename: Annotated[list[str] | None, typer.Option(help="old=new of a renamed kernel; repeat for several.")] = None,
-    regime: Annotated[list[str] | None, typer.Option(help="Regime to judge; repeat for several.")] = None,
-    strict: Annotated[bool, typer.Option(help="End with 4 if a cell is ambiguous.")] = False,
-    output: Annotated[Path | None, typer.Option(help="Where the JSON verdict goes.")] = None,
-) -> None:
-    """Compare the tracked raw samples with an earlier commit's; exit 2 if a kernel is slower or wrong."""
-    from triton_kernel_lab import artifacts
-    from triton_kernel_lab.analysis import gate as stage
-    from triton_kernel_lab.analysis import verdicts
-    from triton_kernel_lab.report import verdict as text
-
-    verdict = stage.run(find_project(), base, rename or [], regime or [])
-    say(text.render(verdict))
-    if output:
-        artifacts.write(output, verdict)
-    raise typer.Exit(verdicts.exit_code(verdict, strict))
-
-
-@app.command()
-def rebaseline(
-    reason: Annotated[str, typer.Option(help="Why the change of machine or stack is intended.")],
-    base: BaseOption = None,
-) -> None:
-    """Accept once that the tracked results cannot be compared with the base, and say why."""
-    from triton_kernel_lab.analysis import gate as stage
-
-    project = find_project()
-    written = stage.rebaseline(project, reason, base).relative_to(project.root)
-    say(f"wrote {written}; commit it with the artifacts that it accepts")
-
-
-@app.command()
-def history(
-    kernel: Annotated[str, typer.Option(help="A kernel of past or present, such as rms_norm.")],
-    cell: Annotated[str | None, typer.Option(help='A cell such as "2048x4096 bfloat16 cold_clean".')] = None,
-    plot: Annotated[Path | None, typer.Option(help="Where a picture of it goes, as SVG.")] = None,
-) -> None:
-    """Print a kernel's times by commit, and where the machine or the stack changed."""
-    from triton_kernel_lab import artifacts
-    from triton_kernel_lab.analysis import history as past
-    from triton_kernel_lab.report import history as text
-
-    series, problems = past.run(find_project(), kernel, past.parse_cell(cell) if cell else None)
-    say(text.render(series, problems))
-    if plot:
-        artifacts.write_text(plot, text.draw(series))
-        say(f"wrote {plot}")
 
 
 def _kinds(error: Exception) -> set[str]:

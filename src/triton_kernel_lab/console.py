@@ -6,12 +6,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import typer
 
 from triton_kernel_lab.project import Project, ProjectError, find_project, kernel_names
 
-__all__ = ["device_project", "interpreting_project", "known", "progress", "say"]
+__all__ = ["device_project", "interpreting_project", "known", "progress", "root", "say"]
 
 
 def say(text: str) -> None:
@@ -29,6 +30,13 @@ def progress(title: str) -> Iterator[Callable[[str], None]]:
 
     with Console(stderr=True).status(title) as status:
         yield lambda line: status.update(f"{title}: {line}")
+
+
+def root() -> Path:
+    """The checkout's root, or the working directory of an installed package outside one."""
+    with contextlib.suppress(ProjectError):
+        return find_project().root
+    return Path.cwd()
 
 
 def interpreting_project() -> Project:

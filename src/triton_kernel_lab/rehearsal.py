@@ -33,6 +33,7 @@ _OWN = (
     "dvc.lock",
     "artifacts/cpu/",
     "artifacts/codegen/",
+    "reports/codegen/",
     "reports/cpu/",
     ".dvc/tmp/",
     ".dvc/cache/",
@@ -140,16 +141,34 @@ def _check_published(project: Project, copy: Path) -> None:
         return
     # In the copy, whose raw samples are those of the tree; what is derived there is scratch.
     derived = dataclasses.replace(project, root=copy)
-    for path in (derived.artifacts / "roofline.json", *derived.reports.glob("*")):
+    for path in (derived.artifacts / "roofline.json", *_derived_reports(derived)):
         path.unlink(missing_ok=True)
     _derive(derived)
-    for path in (derived.artifacts / "roofline.json", *sorted(derived.reports.iterdir())):
+    for path in (derived.artifacts / "roofline.json", *_derived_reports(derived)):
         _compare(project, path.relative_to(copy).as_posix(), copy)
+    _derive_page(project, derived)
+    for path in _derived_reports(derived):
+        _compare(project, path.relative_to(copy).as_posix(), copy)
+
+
+def _derived_reports(project: Project) -> list[Path]:
+    """A kept verdict is the gate's: no stage derives it."""
+    return sorted(path for path in project.reports.glob("*") if path.name != "gate.json")
+
+
+def _derive_page(project: Project, derived: Project) -> None:
+    """The page shows the pictures as they were published, whichever matplotlib drew them."""
+    from triton_kernel_lab.report.site import stage as site
+
+    for picture in derived.reports.glob("*.svg"):
+        shutil.copy(project.reports / picture.name, picture)
+    site.run(derived)
 
 
 def _derive(project: Project) -> None:
     from triton_kernel_lab.analysis import roofline
-    from triton_kernel_lab.report import figures, tables
+    from triton_kernel_lab.report import tables
+    from triton_kernel_lab.report.figures import stage as figures
 
     roofline.run(project)
     figures.run(project)
@@ -165,10 +184,10 @@ def _compare(project: Project, name: str, copy: Path) -> None:
 
 
 def _content(path: Path) -> object:
-    from triton_kernel_lab.report import figures
+    from triton_kernel_lab.report.figures.svg import recorded_digests
 
     if path.suffix != ".svg":
         return path.read_bytes()
     # Another version of matplotlib draws the same data with other bytes.
-    digests = figures.recorded_digests(path.read_text(encoding="utf-8"))
+    digests = recorded_digests(path.read_text(encoding="utf-8"))
     return digests and digests[0]

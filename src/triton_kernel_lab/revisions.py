@@ -24,7 +24,10 @@ __all__ = [
     "UnknownRevisionError",
     "UnsafeOwnershipError",
     "changes",
+    "export",
+    "first_parents",
     "head_commit",
+    "is_ancestor",
     "is_shallow",
     "list_files",
     "previous_change",
@@ -32,6 +35,7 @@ __all__ = [
     "read_file",
     "read_files",
     "resolve",
+    "subject",
     "tree_dirty",
 ]
 
@@ -205,6 +209,51 @@ def _blobs(output: bytes) -> Iterator[bytes | None]:
         size = int(words[2])
         yield output[at : at + size] if words[1] == b"blob" else None
         at += size + 1
+
+
+def export(root: Path, revision: str, folder: str, target: Path) -> int:
+    """Write what ``revision`` holds below ``folder`` to the same place below ``target``; returns how many files.
+
+    Unlike a work tree of git's own this leaves no trace in the repository, runs no
+    hook and applies no filter.
+    """
+    commit = resolve(root, revision)
+    names = list_files(root, commit, folder)
+    found = read_files(root, [(commit, name) for name in names])
+    blobs = {name: data for name, data in zip(names, found, strict=True) if data is not None}
+    for name, data in blobs.items():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).write_bytes(data)
+    return len(blobs)
+
+
+def is_ancestor(root: Path, earlier: str, later: str) -> bool:
+    """Whether commit ``earlier`` is ``later`` or lies behind it.
+
+    Raises:
+        ShallowCloneError: it is not, and part of the history is not here.
+    """
+    command = ("merge-base", "--is-ancestor", resolve(root, earlier), resolve(root, later))
+    if _git(root, *command, check=False).returncode == 0:
+        return True
+    if is_shallow(root):
+        raise ShallowCloneError(
+            f"shallow: fetch more history (`git fetch --unshallow`) to see whether {earlier} lies behind {later}."
+        )
+    return False
+
+
+def first_parents(root: Path, earlier: str, later: str, path: str) -> list[str]:
+    """The commits after ``earlier`` up to ``later`` that changed ``path``, along first parents, the oldest first."""
+    span = f"{resolve(root, earlier)}..{resolve(root, later)}"
+    found = _git(root, "rev-list", "--first-parent", "--reverse", span, "--", f":(literal){path}")
+    return found.stdout.decode("ascii").split()
+
+
+def subject(root: Path, revision: str) -> str:
+    """The first line of a commit's message."""
+    found = _git(root, "log", "-1", "--no-show-signature", "--format=%s", resolve(root, revision))
+    return found.stdout.decode("utf-8", "replace").strip()
 
 
 def is_shallow(root: Path) -> bool:

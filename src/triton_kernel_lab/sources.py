@@ -27,15 +27,20 @@ STAGES: dict[str, tuple[str, ...]] = {
     "ceilings": ("lab/ceilings.py",),
     "correctness": ("lab/correctness.py", "cases/{kernel}.py", "ops/launch/{kernel}.json"),
     "timing": ("lab/timing.py", "lab/worker.py", "cases/{kernel}.py", "ops/launch/{kernel}.json"),
+    "counters": ("lab/counters.py", "lab/profiled.py", "cases/{kernel}.py", "ops/launch/{kernel}.json"),
     "roofline": ("analysis/roofline.py",),
-    "figures": ("report/figures.py",),
+    "figures": ("report/figures/stage.py",),
     "tables": ("report/tables.py",),
+    "site": (
+        "report/site/stage.py",
+        *(f"report/site/{name}" for name in ("template.html", "style.css", "script.js")),
+    ),
     "readme": ("report/readme.py",),
     "codegen": ("codegen/stage.py", "cases/{kernel}.py", "ops/launch/{kernel}.json"),
 }
 
 # What only the runner can make again.
-_MEASURED = frozenset({"environment", "ceilings", "correctness", "timing"})
+_MEASURED = frozenset({"environment", "ceilings", "correctness", "timing", "counters"})
 
 # These serialise artifacts and locate files; no edit of theirs can change a number, and with them in
 # the digest a new schema check would ask for a new measurement. Nor does the walk ever reach an

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from triton_kernel_lab.console import device_project, interpreting_project, known, progress, say
+from triton_kernel_lab.console import device_project, interpreting_project, known, progress, root, say
 from triton_kernel_lab.project import ProjectError, find_project
 
 __all__ = ["COMMANDS"]
+
+# No stage depends on what is not always there, so whoever makes it asks for the tables.
+_AGAIN = "run `dvc repro -f -s tables` to print it"
 
 KernelArgument = Annotated[str, typer.Argument(help="A kernel of the registry, such as rms_norm.")]
 
@@ -62,6 +66,15 @@ def timing(kernel: KernelArgument) -> None:
         stage.run(project, known(kernel), log)
 
 
+def counters(kernel: KernelArgument) -> None:
+    """Stage: count one kernel's DRAM traffic with Nsight Compute, or say why that cannot be."""
+    project = device_project()
+    from triton_kernel_lab.lab import counters as stage
+
+    with progress("counters") as log:
+        stage.run(project, known(kernel), log)
+
+
 def tune(kernel: KernelArgument) -> None:
     """Measure launch configurations on this GPU and write the kernel's launch table."""
     project = device_project()
@@ -72,6 +85,59 @@ def tune(kernel: KernelArgument) -> None:
     say(f"wrote {stage.run(project, known(kernel), say)}")
 
 
+def nsight(
+    kernel: Annotated[str, typer.Option(help="Kernel to look into, by any of its names.")],
+    shape: Annotated[str, typer.Option(help="Its shape, such as 128x1024.")],
+    output: Annotated[Path, typer.Option(help="Where .json, .ncu-rep and .txt go, without a suffix.")],
+    dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32.")] = "bfloat16",
+) -> None:
+    """Profile one cold call with Nsight Compute: its report, its details as text, its counts as JSON."""
+    from triton_kernel_lab.cases._base import DTYPES, find
+
+    case = find(kernel)
+    dims = case.parse_dims(shape)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype}: expected one of {', '.join(DTYPES)}.")
+    from triton_kernel_lab.lab import nsight as profiler
+
+    with progress("profiling") as log:
+        made = profiler.run(case, dims, dtype, output, root(), log)
+    if made["counter_status"] != "ok":
+        say(f"{made['counter_status']}: {made['reason']}")
+    say("wrote " + ", ".join(str(output.parent / name) for name in made["files"]))
+
+
+def crosscheck() -> None:
+    """Time every cell by our windows and by NVIDIA's NVBench, and set the two side by side."""
+    project = device_project()
+    from triton_kernel_lab import crosscheck as tool
+
+    with progress("crosscheck") as log:
+        written = tool.run(project, progress=log)
+    say(f"wrote {written.relative_to(project.root)}; {_AGAIN}")
+
+
+def noise(
+    sessions: Annotated[int, typer.Option(help="Sessions to measure; each times every kernel anew.")] = 3,
+    kernel: Annotated[list[str] | None, typer.Option(help="Only this kernel; repeat for several.")] = None,
+    folders: Annotated[
+        list[Path] | None,
+        typer.Option("--from", help="A measured session's folder, in place of measuring; repeat for each."),
+    ] = None,
+) -> None:
+    """Measure how much identical code differs between sessions, which calibrates the gate's margins."""
+    from triton_kernel_lab import noise as tool
+
+    if folders:
+        project = find_project()
+        written = tool.from_folders(project, folders)
+    else:
+        project = device_project()
+        with progress("noise") as log:
+            written = tool.measure(project, sessions, [known(name) for name in kernel or ()], log)
+    say(f"wrote {written.relative_to(project.root)}; {_AGAIN}")
+
+
 def roofline() -> None:
     """Stage: derive statistics, attainable times and speedups from raw samples."""
     from triton_kernel_lab.analysis import roofline as stage
@@ -80,8 +146,8 @@ def roofline() -> None:
 
 
 def figures() -> None:
-    """Stage: draw the latency figure."""
-    from triton_kernel_lab.report import figures as stage
+    """Stage: draw the report's pictures."""
+    from triton_kernel_lab.report.figures import stage
 
     stage.run(find_project())
 
@@ -93,31 +159,61 @@ def tables() -> None:
     stage.run(find_project())
 
 
+def site() -> None:
+    """Stage: write the report as one page that opens offline, and summary.json."""
+    from triton_kernel_lab.report.site import stage
+
+    stage.run(find_project())
+
+
 def readme() -> None:
-    """Put the result tables between the README's markers."""
+    """Put results and pipeline between the README's markers."""
     from triton_kernel_lab.report import readme as stage
 
     stage.run(find_project())
 
 
+def export(
+    form: Annotated[str, typer.Option("--format", help="conbench, nvbench, csv or parquet.")],
+    output: Annotated[Path, typer.Option(help="Where the file goes.")],
+) -> None:
+    """Write the tracked results in another program's form; measures nothing."""
+    from triton_kernel_lab.export import stage
+
+    if form not in list(stage.Form):
+        raise ValueError(f"--format: expected one of {', '.join(stage.Form)}, found {form!r}.")
+    cells = stage.write(find_project(), stage.Form(form), output)
+    say(f"wrote {output}: {cells} cells")
+
+
 def codegen(
     kernel: Annotated[str | None, typer.Argument(help="A kernel of the registry; default: each of them.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 2 where tracked code differs.")] = False,
+    changed: Annotated[
+        bool, typer.Option(help="With --check: of an unchanged kernel compile one launch only.")
+    ] = False,
 ) -> None:
     """Stage: compile for every target without a GPU and read the binaries."""
     from triton_kernel_lab.codegen import stage
     from triton_kernel_lab.project import kernel_names
+    from triton_kernel_lab.report import audit
 
+    if changed and not check:
+        raise ValueError("--changed: expected --check beside it, found none.")
     project = find_project()
-    audits = stage.derive(project, [known(kernel)] if kernel else kernel_names())
+    kernels = [known(kernel)] if kernel else kernel_names()
+    whole = stage.changed(project, kernels) if changed else kernels
+    audits = stage.derive(project, whole)
     if check:
         from triton_kernel_lab.analysis import codegen_diff
         from triton_kernel_lab.report import codegen as report
 
-        findings = codegen_diff.check(project, audits)
-        say(report.render(list(audits), findings))
+        sampled = stage.sample([each for each in kernels if each not in whole])
+        findings = codegen_diff.check(project, audits) + codegen_diff.check_sample(project, sampled)
+        say(report.render(list(audits), list(sampled), findings))
         raise typer.Exit(codegen_diff.exit_code(findings))
     say("\n".join(stage.write(project, audits)))
+    audit.write(project, audits)
 
 
 def rehearse() -> None:
@@ -135,11 +231,17 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     ceilings,
     correctness,
     timing,
+    counters,
     tune,
+    nsight,
+    crosscheck,
+    noise,
     roofline,
     figures,
     tables,
+    site,
     readme,
+    export,
     codegen,
     rehearse,
 )

@@ -7,7 +7,7 @@ compiled in another configuration is compared with what served the same call bef
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from triton_kernel_lab import artifacts
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project
 
-__all__ = ["CHANGED", "MISSING", "Finding", "check", "compare", "exit_code"]
+__all__ = ["CHANGED", "MISSING", "Finding", "check", "check_sample", "compare", "exit_code"]
 
 OK, FAILED, NOT_COMPARABLE = 0, 2, 3
 # By how much a kernel may grow before it counts as a regression.
@@ -30,6 +30,7 @@ _RULES = (
     "narrower loads",
     "narrower stores",
     "more instructions",
+    "a longer hot loop",
     "no longer launched",
     CHANGED,
 )
@@ -61,6 +62,20 @@ def check(project: Project, derived: Mapping[str, Artifact]) -> list[Finding]:
     for kernel, audit in derived.items():
         path = project.audits / f"{kernel}.json"
         found += compare(kernel, artifacts.read(path, "codegen") if path.is_file() else None, audit)
+    return found
+
+
+def check_sample(project: Project, sampled: Mapping[str, Sequence[Launch]]) -> list[Finding]:
+    """The differences between tracked audits and a few new launches of each kernel."""
+    found = []
+    for kernel, launches in sampled.items():
+        before = _by_call(artifacts.read(project.audits / f"{kernel}.json", "codegen"))
+        for (target, function, call, number), now in _by_call({"launches": launches}).items():
+            was = before.get((target, function, call, number))
+            found += [
+                Finding(kernel, rule, target, function or kernel, call, old, new)
+                for rule, old, new in _of_launch(was, now)
+            ]
     return found
 
 
@@ -97,7 +112,7 @@ def exit_code(findings: list[Finding]) -> int:
     return NOT_COMPARABLE if all(finding.rule == MISSING for finding in findings) else FAILED
 
 
-def _by_call(audit: Artifact) -> dict[Key, Launch]:
+def _by_call(audit: Mapping[str, Any]) -> dict[Key, Launch]:
     """Each launch under each call that leads to it; a call may launch a function more than once."""
     seen: Counter[tuple[str, str | None, str]] = Counter()
     found: dict[Key, Launch] = {}
@@ -155,6 +170,22 @@ def _worse(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str
     if now["instructions"] * 100 > was["instructions"] * (100 + _MAX_GROWTH_PERCENT):
         growth = f" (+{100 * now['instructions'] / was['instructions'] - 100:.0f} %)"
         yield "more instructions", str(was["instructions"]), str(now["instructions"]) + growth
+    before, after = was["hot_loop"], now["hot_loop"]
+    # Where either has no such loop, all its instructions are counted already.
+    if not (before["whole_kernel"] or after["whole_kernel"]) and _longer(before, after):
+        yield "a longer hot loop", _turn(before), _turn(after)
+
+
+def _longer(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether an element takes more instructions, or a turn where it is not told how much one fetches."""
+    name = "instructions_per_element"
+    if was[name] is None or now[name] is None:
+        name = "instructions"
+    return bool(now[name] * 100 > was[name] * (100 + _MAX_GROWTH_PERCENT))
+
+
+def _turn(loop: Mapping[str, Any]) -> str:
+    return f"{loop['instructions']} instructions for {loop['load_bytes']} bytes"
 
 
 def _size(code: Mapping[str, Any] | None) -> str:

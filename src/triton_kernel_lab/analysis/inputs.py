@@ -8,7 +8,10 @@ from triton_kernel_lab import artifacts
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project, kernel_names
 
-__all__ = ["InputError", "kernel_path", "kernels", "read_each", "read_one"]
+__all__ = ["EXTRAS", "InputError", "kernel_path", "kernels", "read_each", "read_extras", "read_one"]
+
+EXTRAS = ("crosscheck", "noise_floor")
+"""What a command makes when it is asked to, and no stage of the pipeline."""
 
 
 class InputError(ValueError):
@@ -30,6 +33,11 @@ def read_one(project: Project, kind: str) -> Artifact:
     """Read the runner's only artifact of a kind, and check whose it is."""
     where = project.artifacts / f"{kind}.json"
     return _own(project, artifacts.read(where, kind, mend=f"dvc repro {kind}"), where)
+
+
+def read_extras(project: Project) -> dict[str, Artifact]:
+    """Read those of ``EXTRAS`` that were made for the runner, by kind."""
+    return {kind: read_one(project, kind) for kind in EXTRAS if (project.artifacts / f"{kind}.json").is_file()}
 
 
 def read_each(project: Project, kind: str) -> dict[str, Artifact]:

@@ -11,7 +11,7 @@ from typing import Any
 from triton_kernel_lab.analysis.stats import REGIMES
 from triton_kernel_lab.artifacts import Artifact
 
-__all__ = ["ceilings", "correctness", "timing", "too_fast"]
+__all__ = ["ceilings", "correctness", "counters", "timing", "too_fast"]
 
 # A call is timed by the host's clock, and a floor of graph or call is a sample divided by its calls.
 _EVENT_TIMED = frozenset(REGIMES) - {"call"}
@@ -109,6 +109,22 @@ def correctness(artifact: Artifact) -> Iterator[str]:
     passed = all(cell["passed"] for cell in artifact["cells"])
     if artifact["passed"] != passed:
         yield f"$.passed: expected {passed} from its cells, found {artifact['passed']}"
+
+
+def counters(artifact: Artifact) -> Iterator[str]:
+    """Counts beside a status that says there are none, or the other way round, and shares above the whole."""
+    ok = artifact["counter_status"] == "ok"
+    if bool(artifact["cells"]) != ok:
+        yield f"$.cells: expected {'some' if ok else 'none'} beside counter_status {artifact['counter_status']!r}"
+    if (artifact["reason"] is None) != ok:
+        yield f"$.reason: expected {'none' if ok else 'one'} beside counter_status {artifact['counter_status']!r}"
+    for at, cell in enumerate(artifact["cells"]):
+        for number, candidate in enumerate(cell["candidates"]):
+            for index, launch in enumerate(candidate["launches"]):
+                for name in ("l2_hit_ratio", "occupancy_ratio", "tensor_pipe_ratio"):
+                    if (launch[name] or 0) > 1:
+                        path = f"$.cells[{at}].candidates[{number}].launches[{index}].{name}"
+                        yield f"{path}: expected at most 1, found {launch[name]}"
 
 
 def too_fast(artifact: Artifact, cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:

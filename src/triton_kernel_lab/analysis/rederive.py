@@ -18,7 +18,11 @@ from triton_kernel_lab.analysis.differences import json_differences, text_differ
 from triton_kernel_lab.analysis.inputs import kernel_path
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project
-from triton_kernel_lab.report import figures, readme, tables
+from triton_kernel_lab.report import audit, flowchart, readme, summary, tables
+from triton_kernel_lab.report.figures import points, svg
+from triton_kernel_lab.report.figures import stage as figures
+from triton_kernel_lab.report.site import page
+from triton_kernel_lab.report.site import stage as site
 
 __all__ = ["Raw", "differing"]
 
@@ -32,6 +36,8 @@ class Raw(NamedTuple):
     ceilings: Artifact
     correctness: Mapping[str, Artifact]
     timings: Mapping[str, Artifact]
+    counters: Mapping[str, Artifact]
+    extras: Mapping[str, Artifact]
 
 
 def differing(project: Project, raw: Raw) -> Iterator[str]:
@@ -41,17 +47,34 @@ def differing(project: Project, raw: Raw) -> Iterator[str]:
     stands on disk between them, so that an edit shows up where it was made.
     """
     try:
-        derived = roofline.derive(project, raw.environment, raw.ceilings, raw.timings)
+        derived = roofline.derive(project, raw.environment, raw.ceilings, raw.timings, raw.counters)
     except ValueError as error:
         # Each error class of the project is a ValueError, and its message a sentence.
         yield str(error)
         return
     yield from _too_fast(project, raw, derived)
     yield from _json(project, project.artifacts / "roofline.json", derived, "roofline")
-    yield from _text(project, project.reports / "results.md", tables.render(raw.environment, derived, raw.correctness))
+    text = tables.render(raw.environment, derived, raw.correctness, raw.extras)
+    yield from _text(project, project.reports / "results.md", text)
     yield from _json(project, project.reports / "metrics.json", tables.metrics(derived), "tables")
-    yield from _figure(project, figures.data(raw.environment, derived))
-    yield from _readme(project, readme.block(raw.environment, derived))
+    sources = svg.Sources(raw.environment, derived, raw.timings)
+    for drawing in figures.DRAWINGS:
+        yield from _figure(project, drawing.name, drawing.data(sources))
+    yield from _text(project, project.reports / "points.csv", points.render(derived), "figures")
+    yield from _site(project, raw, derived)
+    yield from _readme(project, raw, derived)
+    yield from _audits(project)
+
+
+def _audits(project: Project) -> Iterator[str]:
+    """The table of each codegen audit that the checkout holds."""
+    for path in sorted(project.audits.glob("*.json")):
+        try:
+            found = artifacts.read(path, "codegen")
+        except artifacts.ArtifactError as error:
+            yield str(error)
+        else:
+            yield from _text(project, audit.path(project, path.stem), audit.render(found), f"codegen@{path.stem}")
 
 
 def _too_fast(project: Project, raw: Raw, derived: Artifact) -> Iterator[str]:
@@ -95,37 +118,51 @@ def _json(project: Project, path: Path, expected: Mapping[str, Any], stage: str)
         yield f"{name}: {more} more differences."
 
 
-def _text(project: Project, path: Path, expected: str) -> Iterator[str]:
-    name, text, problem = _load(project, path, "tables")
+def _text(project: Project, path: Path, expected: str, stage: str = "tables") -> Iterator[str]:
+    name, text, problem = _load(project, path, stage)
     if problem:
         yield problem
     elif text is not None and (difference := text_difference(expected, text)):
-        yield f"{name}: {difference}; run `dvc repro -f -s tables`."
+        yield f"{name}: {difference}; run `dvc repro -f -s {stage}`."
 
 
-def _figure(project: Project, expected: Mapping[str, Any]) -> Iterator[str]:
+def _figure(project: Project, stem: str, expected: Mapping[str, Any]) -> Iterator[str]:
     """An SVG by its digests: its bytes depend on the version of matplotlib."""
-    name, text, problem = _load(project, project.reports / "latency.svg", "figures")
+    name, text, problem = _load(project, project.reports / f"{stem}.svg", "figures")
     mend = "; run `dvc repro -f -s figures`."
     if text is None:
         yield from [problem] if problem else []
-    elif (digests := figures.recorded_digests(text)) is None:
+    elif (digests := svg.recorded_digests(text)) is None:
         yield f"{name}: expected one comment with the digests of data and body, found none{mend}"
-    elif digests[0] != (digest := figures.data_digest(expected)):
+    elif digests[0] != (digest := svg.data_digest(expected)):
         yield f"{name}: data-sha256: expected {digest}, found {digests[0]}{mend}"
-    elif digests[1] != (digest := hashlib.sha256(figures.strip_digests(text).encode()).hexdigest()):
+    elif digests[1] != (digest := hashlib.sha256(svg.strip_digests(text).encode()).hexdigest()):
         yield f"{name}: body-sha256: expected {digest}, that of the picture, found {digests[1]}{mend}"
 
 
-def _readme(project: Project, expected: str) -> Iterator[str]:
+def _site(project: Project, raw: Raw, derived: Artifact) -> Iterator[str]:
+    """The page, with the pictures as they lie there: those were compared already."""
+    yield from _json(project, project.reports / "summary.json", summary.metrics(derived), "site")
+    try:
+        pictures, verdict = site.pictures(project), site.verdict(project)
+    except (site.SiteError, artifacts.ArtifactError) as error:
+        yield str(error)
+        return
+    made_from = (raw.environment, raw.ceilings, derived, raw.correctness, raw.timings, raw.counters)
+    yield from _text(
+        project, project.reports / "index.html", page.render(page.Sources(*made_from, pictures, verdict)), "site"
+    )
+
+
+def _readme(project: Project, raw: Raw, derived: Artifact) -> Iterator[str]:
     name, text, problem = _load(project, project.root / "README.md", "readme")
     if text is None:
         yield from [problem] if problem else []
         return
     try:
-        difference = text_difference(expected, readme.extract(text, name))
-    except readme.ReadmeError as error:
+        expected = readme.blocks(raw.environment, derived, flowchart.read(project.root))
+        for block in readme.NAMES:
+            if difference := text_difference(expected[block], readme.extract(text, name, block)):
+                yield f"{name}: {block} block, {difference}; run `triton-kernel-lab readme`."
+    except (readme.ReadmeError, flowchart.FlowchartError) as error:
         yield str(error)
-        return
-    if difference:
-        yield f"{name}: results block, {difference}; run `triton-kernel-lab readme`."

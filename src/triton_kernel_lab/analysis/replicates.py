@@ -15,7 +15,7 @@ from triton_kernel_lab.analysis.sides import Key
 from triton_kernel_lab.analysis.stats import REGIMES, pool, summarise, tmean
 from triton_kernel_lab.artifacts import Artifact
 
-__all__ = ["Replicates", "geometric_mean", "mean_and_sd", "replicates"]
+__all__ = ["Replicates", "geometric_mean", "mean_and_sd", "process_times", "replicates"]
 
 # What the timing stage says of a candidate whose output failed its oracle beside the timed window.
 _WRONG = ("wrong before timing", "wrong after timing")
@@ -77,11 +77,11 @@ def _replicates(cell: Mapping[str, Any], regime: str) -> Replicates:
     ours = next((each for each in cell["candidates"] if each["role"] == "triton"), None)
     if ours is None:
         return Replicates((), (), "holds no triton candidate", False, None, 1, work)
-    times, reason = _times(ours, regime)
+    times, reason = process_times(ours, regime)
     if ours["served_by"] != "triton":
         times, reason = {}, f"is served by {ours['served_by']}, not by triton"
     copy = next((each for each in cell["candidates"] if each["role"] == "anchor"), None)
-    anchors = _times(copy, regime)[0] if copy else {}
+    anchors = process_times(copy, regime)[0] if copy else {}
     beside = tuple(anchors[process] for process in times) if times.keys() <= anchors.keys() else ()
     wrong = any(phrase in (ours["reason"] or "") for phrase in _WRONG)
     calls = min((run["calls_per_sample"] for run in _runs(ours, regime)), default=1)
@@ -92,7 +92,7 @@ def _runs(candidate: Mapping[str, Any], regime: str) -> list[Mapping[str, Any]]:
     return [run for run in candidate["runs"] if run["regime"] == regime]
 
 
-def _times(candidate: Mapping[str, Any], regime: str) -> tuple[dict[int, float], str | None]:
+def process_times(candidate: Mapping[str, Any], regime: str) -> tuple[dict[int, float], str | None]:
     """The tmean a call of each process in ns, or why there is none."""
     runs = _runs(candidate, regime)
     if candidate["status"] != "ok":

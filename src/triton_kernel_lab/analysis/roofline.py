@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from triton_kernel_lab import __version__, artifacts
 from triton_kernel_lab.analysis.ceilings import summarise_ceilings
 from triton_kernel_lab.analysis.cells import derive_cells
+from triton_kernel_lab.analysis.counted import counted
 from triton_kernel_lab.analysis.inputs import kernel_path, read_each, read_one
 from triton_kernel_lab.analysis.locator import locator
 from triton_kernel_lab.artifacts import Artifact
@@ -21,25 +22,33 @@ class RooflineError(ValueError):
 
 
 def run(project: Project) -> None:
-    """Write ``artifacts/<runner>/roofline.json`` from environment, ceilings and timings.
+    """Write ``artifacts/<runner>/roofline.json`` from environment, ceilings, timings and counters.
 
     Raises:
         ArtifactError, InputError: for a missing, surplus or unsound file.
-        RooflineError, CeilingsError, StatsError: when they give no roofline.
+        RooflineError, CeilingsError, CountedError, StatsError: when they give no roofline.
     """
     environment, ceilings = read_one(project, "environment"), read_one(project, "ceilings")
-    made = derive(project, environment, ceilings, read_each(project, "timing"))
+    made = derive(project, environment, ceilings, read_each(project, "timing"), read_each(project, "counters"))
     artifacts.write(project.artifacts / "roofline.json", made)
 
 
-def derive(project: Project, environment: Artifact, ceilings: Artifact, timings: Mapping[str, Artifact]) -> Artifact:
+def derive(
+    project: Project,
+    environment: Artifact,
+    ceilings: Artifact,
+    timings: Mapping[str, Artifact],
+    counters: Mapping[str, Artifact],
+) -> Artifact:
     """The roofline of artifacts that were read from the project, unwritten."""
     paths = [project.artifacts / "environment.json", project.artifacts / "ceilings.json"]
     paths += [kernel_path(project, "timing", kernel) for kernel in timings]
+    paths += [kernel_path(project, "counters", kernel) for kernel in counters]
     return build(
         environment,
         ceilings,
         timings,
+        counters,
         inputs=[artifacts.input_record(project.root, path) for path in paths],
         source_sha256=stage_digest(project.root, "roofline"),
         stale=stale_measurements(project),
@@ -50,6 +59,7 @@ def build(
     environment: Artifact,
     ceilings: Artifact,
     timings: Mapping[str, Artifact],
+    counters: Mapping[str, Artifact],
     *,
     inputs: Sequence[Mapping[str, str]],
     source_sha256: str,
@@ -59,34 +69,41 @@ def build(
 
     Args:
         environment, ceilings: artifacts of one run.
-        timings: the timing artifact of each kernel.
-        inputs: ``{path, sha256}`` of the environment, the ceilings and each
-            timing, in this order.
+        timings, counters: the timing and the counters artifact of each kernel.
+        inputs: ``{path, sha256}`` of the environment, the ceilings, each timing
+            and each of the counters, in this order.
         source_sha256: the digest of the sources that derive.
         stale: the measuring stages whose sources have changed since they ran.
 
     Raises:
         RooflineError: when measured and unmeasured inputs are mixed.
-        CeilingsError, StatsError: when a ceiling or a flag is unusable.
+        CeilingsError, CountedError, StatsError: when a ceiling, a count or a flag is unusable.
     """
     _require_same_status(ceilings, timings)
     raw_inputs = [ceilings, *timings.values()]
+    of_raw = inputs[1 : 1 + len(raw_inputs)]
     summary = summarise_ceilings(environment, ceilings) if ceilings["status"] == "measured" else None
     cells = [cell for timing in timings.values() for cell in derive_cells(timing, summary)] if summary else []
     return {
         "artifact_kind": "roofline",
         "schema_version": 1,
-        "claim_kind": _claim([environment, *raw_inputs]),
+        "claim_kind": _claim([environment, *raw_inputs, *_with_counts(counters)]),
         "producer": {"package": "triton-kernel-lab", "version": __version__, "source_sha256": source_sha256},
         "inputs": [dict(record) for record in inputs],
         "runner": environment["runner"],
         "status": ceilings["status"],
         "reason": ceilings["reason"],
-        "raw": [{"path": of["path"], **locator(raw)} for of, raw in zip(inputs[1:], raw_inputs, strict=True)],
+        "raw": [{"path": of["path"], **locator(raw)} for of, raw in zip(of_raw, raw_inputs, strict=True)],
         "stale": list(stale),
         "ceilings": summary,
         "cells": cells,
+        "counters": [counted(counters[kernel], timing) for kernel, timing in timings.items()],
     }
+
+
+def _with_counts(counters: Mapping[str, Artifact]) -> list[Artifact]:
+    # One that says why there is no count claims nothing.
+    return [each for each in counters.values() if each["counter_status"] == "ok"]
 
 
 def _require_same_status(ceilings: Artifact, timings: Mapping[str, Artifact]) -> None:

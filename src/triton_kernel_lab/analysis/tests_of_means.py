@@ -1,4 +1,4 @@
-"""Is a mean over processes above a margin, below it, or within? Welch's tests, from SciPy.
+"""Is a mean over processes above a margin, below it, or within? Welch's and Student's tests, from SciPy.
 
 Everything is an array whose last axis runs over the cells of one suite, so that
 a simulation asks of a thousand suites at once what the gate asks of one.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
     Array = Any
 
-__all__ = ["ALPHA", "Answers", "Moments", "Sides", "decide"]
+__all__ = ["ALPHA", "Answers", "Moments", "Sides", "decide", "decide_paired"]
 
 ALPHA = 0.05
 """The level of every test, and the false discovery rate over the cells of a suite."""
@@ -68,6 +68,30 @@ def decide(absolute: Sides, anchored: Sides, margin: Array) -> Answers:
 
     corrected = stats.false_discovery_control(np.stack(_ask(absolute, margin)), axis=-1)
     return Answers(*np.maximum(corrected, np.stack(_ask(anchored, margin))))
+
+
+def decide_paired(differences: Moments, margin: Array) -> Answers:
+    """The same three questions of log times that were taken in pairs, two in each process.
+
+    Args:
+        differences: of the current side's log time and the base's in the same process; sd above 0.
+        margin: as of ``decide``.
+
+    Returns:
+        The p value of each question, corrected for the number of cells.
+    """
+    import numpy as np
+    from scipy import stats
+
+    def above(shift: Array, sign: int) -> Array:
+        """One-sided t: is ``sign`` times the change greater than ``sign`` times ``shift``?"""
+        error = differences.sd / np.sqrt(differences.processes)
+        found: Array = stats.t.sf(sign * (differences.mean - shift) / error, differences.processes - 1)
+        return found
+
+    within = np.maximum(above(margin, -1), above(-margin, 1))
+    asked = np.stack([above(margin, 1), above(-margin, -1), within])
+    return Answers(*stats.false_discovery_control(asked, axis=-1))
 
 
 def _ask(sides: Sides, margin: Array) -> Answers:

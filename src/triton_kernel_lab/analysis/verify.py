@@ -15,12 +15,15 @@ from typing import NamedTuple
 
 from triton_kernel_lab import artifacts
 from triton_kernel_lab.analysis import chain, plausibility, rederive
-from triton_kernel_lab.analysis.inputs import kernels
+from triton_kernel_lab.analysis import crosscheck as crosschecked
+from triton_kernel_lab.analysis.inputs import EXTRAS, kernels
 from triton_kernel_lab.analysis.locator import find_edit
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project
 
 __all__ = ["run"]
+
+_PER_KERNEL = ("correctness", "timing", "counters")
 
 _SHOWN = 5
 """How many findings of one check in one file are spelt out."""
@@ -38,7 +41,7 @@ class _Tree(NamedTuple):
 
     def raw_names(self) -> list[str]:
         names = kernels(self.project)
-        per_kernel = [f"{kind}/{name}" for kind in ("correctness", "timing") for name in names]
+        per_kernel = [f"{kind}/{name}" for kind in _PER_KERNEL for name in names]
         return [self.name(stem) for stem in ("environment", "ceilings", *per_kernel)]
 
 
@@ -57,16 +60,18 @@ def run(project: Project) -> list[str]:
     if broken:
         # What is derived from broken samples differs from what is published, and says nothing new.
         return [*broken, *implausible, *_surplus(tree), *strays]
-    return [*implausible, *_surplus(tree), *strays, *rederive.differing(project, _raw(tree))]
+    return [*implausible, *_crosscheck(tree), *_surplus(tree), *strays, *rederive.differing(project, _raw(tree))]
 
 
 def _raw(tree: _Tree) -> rederive.Raw:
     by_kind = {
         kind: {kernel: tree.found[tree.name(f"{kind}/{kernel}")] for kernel in kernels(tree.project)}
-        for kind in ("correctness", "timing")
+        for kind in _PER_KERNEL
     }
     environment, ceilings = (tree.found[tree.name(kind)] for kind in ("environment", "ceilings"))
-    return rederive.Raw(environment, ceilings, by_kind["correctness"], by_kind["timing"])
+    extras = {kind: tree.found[tree.name(kind)] for kind in EXTRAS if tree.name(kind) in tree.found}
+    checked, timings, counters = (by_kind[kind] for kind in _PER_KERNEL)
+    return rederive.Raw(environment, ceilings, checked, timings, counters, extras)
 
 
 def _read(project: Project) -> _Tree:
@@ -84,7 +89,7 @@ def _read(project: Project) -> _Tree:
 
 def _kind(name: str) -> str | None:
     stem = PurePosixPath(name).with_suffix("").parts[2]
-    return stem if stem in {"environment", "ceilings", "correctness", "timing", "roofline"} else None
+    return stem if stem in {"environment", "ceilings", "roofline", *_PER_KERNEL} else None
 
 
 def _target(name: str) -> str:
@@ -94,7 +99,7 @@ def _target(name: str) -> str:
 def _surplus(tree: _Tree) -> Iterator[str]:
     raw = set(tree.raw_names())
     for name in sorted({*tree.found, *tree.unreadable} - raw):
-        if PurePosixPath(name).parts[2] in ("correctness", "timing"):
+        if PurePosixPath(name).parts[2] in _PER_KERNEL:
             yield f"{name}: expected one file for each of {kernels(tree.project)}, found a surplus one; remove it."
 
 
@@ -143,7 +148,8 @@ def _digests(tree: _Tree) -> Mapping[str, str]:
 
 def _required(tree: _Tree, name: str) -> list[str]:
     kind, stem = PurePosixPath(name).with_suffix("").parts[2], PurePosixPath(name).stem
-    needs = {"ceilings": "environment", "correctness": "environment", "timing": f"correctness/{stem}"}
+    needs = {"ceilings": "environment", "correctness": "environment"}
+    needs |= dict.fromkeys(("timing", "counters"), f"correctness/{stem}")
     return [tree.name(needs[kind])] if kind in needs else []
 
 
@@ -161,7 +167,16 @@ def _implausible(tree: _Tree, name: str) -> Iterator[str]:
         checked = tree.found.get(tree.name(f"correctness/{artifact['kernel']}"))
         quantum = tree.found.get(tree.name("ceilings"), {}).get("timer_quantum_ns")
         findings = plausibility.timing(artifact, quantum, checked)
+    elif kind == "counters":
+        findings = plausibility.counters(artifact)
     yield from _few(name, (f"{name}: {finding}" for finding in findings), f"; run `dvc repro {_target(name)}`.")
+
+
+def _crosscheck(tree: _Tree) -> Iterator[str]:
+    """Figures of the cross-check that its own samples do not give."""
+    name = tree.name("crosscheck")
+    findings = crosschecked.differing(tree.found[name]) if name in tree.found else []
+    yield from _few(name, (f"{name}: {finding}" for finding in findings), "; run `triton-kernel-lab crosscheck`.")
 
 
 def _few(name: str, findings: Iterable[str], end: str) -> Iterator[str]:

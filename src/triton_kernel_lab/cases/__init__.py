@@ -1,3 +1,11 @@
 """The yardstick of each operator: inputs, oracle, baselines, cost, shapes."""
 
-KERNELS: list[str] = ["rms_norm", "swiglu"]
+KERNELS: list[str] = [
+    "rms_norm",
+    "add_rms_norm",
+    "swiglu",
+    "qk_scores",
+    "paged_kv_gather",
+    "selected_attention",
+    "int4_linear",
+]

@@ -75,20 +75,23 @@ def _describe(
 ) -> dict[str, Any]:
     """``elements_per_thread`` are results over threads launched.
 
-    ``instructions_per_element`` is the static count of instructions over that,
-    so that a loop's body counts once however often it runs.
+    ``hot_loop`` counts a turn of the loop that moves most of the data, and its
+    ``instructions_per_element`` by the elements, of the first argument's size, that
+    its loads fetch; null where they fetch nothing that the code tells the size of.
     """
     warps, shared = compiled.metadata.num_warps, compiled.metadata.shared
     fit = occupancy(target, registers=used.registers, shared_bytes=shared, warps=warps)
     threads = warps * WARP * math.prod(launch.grid)
     counts = asdict(instructions)
-    total = counts.pop("total")
+    total, loop = counts.pop("total"), counts.pop("hot_loop")
+    elements = loop["load_bytes"] / launch.tensors[0].element_size()
+    loop["instructions_per_element"] = round(loop["instructions"] / elements, 4) if elements else None
     return {
         **asdict(used),
         **counts,
         "instructions": total,
         "elements_per_thread": round(launch.elements / threads, 4),
-        "instructions_per_element": round(total * threads / launch.elements, 4),
+        "hot_loop": loop,
         "shared_bytes": shared,
         "occupancy": asdict(fit) | {"limited_by": list(fit.limited_by)},
         "ptx_sha256": hashlib.sha256(compiled.asm["ptx"].encode()).hexdigest(),

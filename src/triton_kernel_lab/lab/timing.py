@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from triton_kernel_lab.sources import stage_digest
 __all__ = ["MeasurementError", "cost_record", "measure", "run"]
 
 Cells = Iterable[tuple[Dims, str]]
+_WORKER = "triton_kernel_lab.lab.worker"
 
 
 class MeasurementError(RuntimeError):
@@ -35,27 +37,42 @@ def cost_record(cost: Cost) -> dict[str, Any]:
     }
 
 
-def _one_process(plan: Mapping[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
+@contextlib.contextmanager
+def _started(plan: Mapping[str, Any]) -> Iterator[Callable[[Callable[[str], None]], dict[str, Any]]]:
+    """A measuring process that has been started and waits; yields what lets it measure and returns its result."""
     with tempfile.TemporaryDirectory() as folder:
-        plan_path, output = Path(folder, "plan.json"), Path(folder, "raw.json")
+        plan_path, output, errors = Path(folder, "plan.json"), Path(folder, "raw.json"), Path(folder, "errors.txt")
         plan_path.write_text(json.dumps(plan), encoding="utf-8")
-        command = [sys.executable, "-m", "triton_kernel_lab.lab.worker", str(plan_path), str(output)]
+        command = [sys.executable, "-m", _WORKER, str(plan_path), str(output)]
         # Into a file: a pipe that nobody reads yet would stop a talkative process.
         with (
-            open(Path(folder, "errors.txt"), "w+", encoding="utf-8") as stream,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stream, text=True) as process,
+            open(errors, "w", encoding="utf-8") as stream,
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stream, text=True
+            ) as process,
         ):
-            assert process.stdout is not None
-            for line in process.stdout:
-                progress(line.strip())
-            process.wait()
-            stream.seek(0)
-            errors = stream.read()
-        if process.returncode:
-            last = errors.strip().splitlines()[-1] if errors.strip() else f"exit code {process.returncode}"
-            raise MeasurementError(f"timing of {plan['kernel']}: process {plan['index']} failed: {last}\n{errors}")
-        result: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
-        return result
+
+            def measured(progress: Callable[[str], None]) -> dict[str, Any]:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.write("measure\n")
+                    process.stdin.flush()
+                for line in process.stdout:
+                    progress(line.strip())
+                if process.wait():
+                    said = errors.read_text(encoding="utf-8").strip()
+                    last = said.splitlines()[-1] if said else f"exit code {process.returncode}"
+                    raise MeasurementError(
+                        f"timing of {plan['kernel']}: process {plan['index']} failed: {last}\n{said}"
+                    )
+                result: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+                return result
+
+            try:
+                yield measured
+            finally:
+                process.kill()
 
 
 def _merge(cells: list[dict[str, Any]], fresh: list[dict[str, Any]], index: int) -> None:
@@ -85,10 +102,8 @@ def measure(
     """
     cells = list(cells)
     wanted = [{"dims": list(dims), "dtype": dtype} for dims, dtype in cells]
-    measured: list[dict[str, Any]] = []
-    processes = []
-    for index in range(params.processes):
-        plan = {
+    plans = [
+        {
             "kernel": case.name,
             "index": index,
             # Far apart: within a process the seed counts up over the input sets.
@@ -98,9 +113,17 @@ def measure(
             "sweep_bytes": params.sweep_bytes,
             "warmup_ms": params.warmup_ms,
         }
-        result = _one_process(plan, progress)
-        processes.append(result["process"])
-        _merge(measured, result["cells"], index)
+        for index in range(params.processes)
+    ]
+    measured: list[dict[str, Any]] = []
+    processes = []
+    with contextlib.ExitStack() as stack:
+        # All are started at once, for loading PyTorch takes longer than measuring a cell. One that waits has
+        # not touched the device yet.
+        for index, measure_in in enumerate([stack.enter_context(_started(plan)) for plan in plans]):
+            result = measure_in(progress)
+            processes.append(result["process"])
+            _merge(measured, result["cells"], index)
     for cell, (dims, dtype) in zip(measured, cells, strict=True):
         cell["cost"] = cost_record(case.cost(dims, DTYPES[dtype]))
     protocol = {"sweep_bytes": params.sweep_bytes, "input_sets": INPUT_SETS, "samples": dict(params.samples)}

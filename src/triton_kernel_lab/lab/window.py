@@ -25,6 +25,8 @@ EVENT_REGIMES = ("cold_clean", "cold_dirty", "warm")
 _CALLS = 50
 _GRAPH_CALLS = 512
 _LOW_CLOCK = 0.9
+# A sixth of a millisecond: longer than the enqueueing of most calls.
+_SHORTEST_SPIN = 300_000
 
 
 @dataclass
@@ -62,7 +64,7 @@ class Bench:
         self._sweep = Sweep(sweep_bytes, torch.device("cuda", self.device))
         self._warmup_ns = warmup_ms * 1_000_000
         self._order = random.Random(seed)
-        self._spin_cycles = 1_000_000
+        self._spin_cycles = _SHORTEST_SPIN
         self._l2_bytes = torch.cuda.get_device_properties(self.device).L2_cache_size
 
     def warm_up(self, subjects: Sequence[Subject]) -> None:
@@ -70,11 +72,14 @@ class Bench:
         end = time.perf_counter_ns() + self._warmup_ns
         rounds = 0
         while rounds < 3 or time.perf_counter_ns() < end:
-            started = time.perf_counter_ns()
-            self._block(list(subjects), "cold_clean", rounds, spin=False)
-            # What enqueueing a block costs the host is what the spin must cover.
-            self._spin_cycles = max(1_000_000, 3 * (time.perf_counter_ns() - started))
-            torch.cuda.synchronize()
+            slowest = 0
+            for subject in subjects:
+                started = time.perf_counter_ns()
+                self._sample(subject, "cold_clean", rounds, spin=False)
+                slowest = max(slowest, time.perf_counter_ns() - started)
+                torch.cuda.synchronize()
+            # What enqueueing a sample costs the host is what the spin must cover.
+            self._spin_cycles = max(_SHORTEST_SPIN, 4 * slowest)
             rounds += 1
 
     def time(self, subjects: Sequence[Subject], regime: str, samples: int) -> dict[str, Window]:
@@ -92,35 +97,39 @@ class Bench:
         order = list(subjects)
         self._order.shuffle(order)
         for block in range(samples):
-            timed = self._block(order, regime, block, spin=True)
-            torch.cuda.synchronize()
-            self._close(windows, {name: (_elapsed_ns(start, end), exposed) for name, start, end, exposed in timed})
+            timed = {}
+            for subject in order:
+                start, end, exposed = self._sample(subject, regime, block, spin=True)
+                # Before the next one is enqueued: behind a long queue the device waits, inside the window,
+                # for commands that it has not fetched yet.
+                torch.cuda.synchronize()
+                timed[subject.name] = (_elapsed_ns(start, end), exposed)
+            self._close(windows, timed)
             order.reverse()
         return windows
 
-    def _block(self, order: list[Subject], regime: str, block: int, *, spin: bool) -> list[Any]:
-        """Enqueue one sample of each subject behind a spin, so that the host stays ahead."""
+    def _sample(
+        self, subject: Subject, regime: str, block: int, *, spin: bool
+    ) -> tuple[torch.cuda.Event, torch.cuda.Event, bool]:
+        """Enqueue one sample behind a spin, so that the host stays ahead; its events, and whether it did not."""
         if spin:
             torch.cuda._sleep(self._spin_cycles)
-        timed = []
-        for subject in order:
-            inputs = subject.sets[block % len(subject.sets)]
-            if regime == "warm":
-                subject.call(*inputs)
-            elif regime == "cold_clean":
-                self._sweep.clean()
-            else:
-                self._sweep.dirty()
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            outputs = subject.call(*inputs)
-            end.record()
-            # A start that the device has already passed means that it waited for the host.
-            timed.append((subject.name, start, end, start.query()))
-            # Poisoned and freed here, the memory is what the next call is given.
-            _poison(outputs)
-            del outputs
-        return timed
+        inputs = subject.sets[block % len(subject.sets)]
+        if regime == "warm":
+            subject.call(*inputs)
+        elif regime == "cold_clean":
+            self._sweep.clean()
+        else:
+            self._sweep.dirty()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        outputs = subject.call(*inputs)
+        end.record()
+        # A start that the device has already passed means that it waited for the host.
+        exposed = start.query()
+        # Poisoned and freed here, the memory is what the next call is given.
+        _poison(outputs)
+        return start, end, exposed
 
     def _close(self, windows: dict[str, Window], timed: dict[str, tuple[int, bool]]) -> None:
         """Store one sample of each subject with the flags of its block."""

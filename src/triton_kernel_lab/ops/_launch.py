@@ -33,6 +33,7 @@ __all__ = [
     "forced",
     "forget_plans",
     "launches",
+    "processors",
     "restore",
     "snapshot",
 ]
@@ -116,6 +117,15 @@ def architecture(device: int) -> str:
         return "interpreter"
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}"
+
+
+@functools.cache
+def processors(device: int) -> int:
+    """How many multiprocessors a CUDA device has; 4 stand for them where there is none."""
+    if device < 0 or not torch.cuda.is_available():
+        return 4
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
 
 
 @functools.cache
@@ -218,10 +228,18 @@ def _entry(compiled: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
     """
     run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
     no_hooks = (None, None, None)
+    if getattr(run, "global_scratch_size", 0):
+        # Tensor descriptors are made in memory that Triton asks for at each launch.
+        triton.set_allocator(_scratch)
     scratch = (getattr(run, name, 1) for name in ("global_scratch_size", "profile_scratch_size"))
     if triton.__version__.startswith("3.6.") and not any(scratch):
         return run.launch, (function, run.launch_cooperative_grid, run.launch_pdl, None, None, packed, *no_hooks)
     return run, (function, packed, *no_hooks)
+
+
+def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+    """Memory for one launch, from PyTorch's allocator, which keeps it until the stream has used it."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
 
 
 def _describe(kernel: Any, compiled: Any, config: Config) -> Launch:

@@ -13,37 +13,14 @@ import torch
 
 from triton_kernel_lab import routing
 from triton_kernel_lab.ops import _checks, _launch
+from triton_kernel_lab.ops._norm import check as check_norm
+from triton_kernel_lab.ops._norm import normalise
 from triton_kernel_lab.ops._rows import row_count, row_layout
 from triton_kernel_lab.ops._triton import INTERPRET, tl, triton
 
 __all__ = ["rms_norm", "rms_norm_reference"]
 
 NAME = "rms_norm"
-CASTINGS = ("llama", "gemma")
-
-
-@triton.jit
-def _scale(
-    x,
-    rstd,
-    weight,
-    offset,
-    HAS_WEIGHT: tl.constexpr,
-    HAS_OFFSET: tl.constexpr,
-    LLAMA: tl.constexpr,
-    dtype: tl.constexpr,
-):
-    """Normalise fp32 ``x`` and apply the weight, rounding where the casting says."""
-    y = x * rstd
-    if LLAMA:
-        y = y.to(dtype).to(tl.float32)
-    if HAS_WEIGHT:
-        w = weight.to(tl.float32)
-        # Without an offset the compiler sees a product of two 16-bit values and uses the packed multiply.
-        if HAS_OFFSET:
-            w += offset
-        y = y * w
-    return y.to(dtype)
 
 
 @triton.jit
@@ -75,7 +52,7 @@ def _rows_kernel(
     # Asked for before the reduction, so that its latency hides behind it.
     w = tl.load(w_ptr + columns, mask=inside, other=0.0) if HAS_WEIGHT else columns
     rstd = tl.rsqrt(tl.sum(x * x, 1) / N + eps)
-    y = _scale(x, rstd[:, None], w[None, :], offset, HAS_WEIGHT, HAS_OFFSET, LLAMA, y_ptr.dtype.element_ty)
+    y = normalise(x, rstd[:, None], w[None, :], offset, HAS_WEIGHT, HAS_OFFSET, LLAMA, y_ptr.dtype.element_ty)
     tl.store(y_ptr + row[:, None] * N + columns[None, :], y, mask=mask)
 
 
@@ -130,7 +107,7 @@ def _streamed_kernel(
         inside = (c < N) | EVEN
         x = tl.load(x_row + c, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
         w = tl.load(w_ptr + c, mask=inside, other=0.0) if HAS_WEIGHT else c
-        y = _scale(x, rstd, w, offset, HAS_WEIGHT, HAS_OFFSET, LLAMA, dtype)
+        y = normalise(x, rstd, w, offset, HAS_WEIGHT, HAS_OFFSET, LLAMA, dtype)
         if STREAM_STORES:
             tl.store(y_row + c, y, mask=inside, cache_modifier=".cs")
         else:
@@ -143,7 +120,7 @@ def _streamed_kernel(
                 "mov.b32 $0, $1;", "=r,r", [held], dtype=held.dtype, is_pure=False, pack=PACK
             )
         w = tl.load(w_ptr + first) if HAS_WEIGHT else first
-        y = _scale(held.to(tl.float32), rstd, w, offset, HAS_WEIGHT, HAS_OFFSET, LLAMA, dtype)
+        y = normalise(held.to(tl.float32), rstd, w, offset, HAS_WEIGHT, HAS_OFFSET, LLAMA, dtype)
         tl.store(y_row + first, y, cache_modifier=".cs")
 
 
@@ -167,34 +144,27 @@ def rms_norm_reference(
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor | None, eps: float, casting: str) -> None:
-    _checks.expect_float(NAME, "x", x)
-    _checks.expect(x.ndim >= 1, NAME, "x", "at least one dimension", "a scalar")
-    _checks.expect(casting in CASTINGS, NAME, "casting", f"one of {CASTINGS}", repr(casting))
-    _checks.expect(eps >= 0, NAME, "eps", "a number that is not negative", eps)
-    if weight is not None:
-        _checks.expect_float(NAME, "weight", weight)
-        _checks.expect(
-            weight.shape == x.shape[-1:], NAME, "weight", f"shape {tuple(x.shape[-1:])}", tuple(weight.shape)
-        )
-        _checks.expect_alike(NAME, "weight", weight, "x", x)
+    check_norm(NAME, x, weight, eps, casting)
 
 
 _plans = _launch.PlanCache()
 
 
-def _plan(x: torch.Tensor, weight: torch.Tensor | None, eps: float, casting: str, offset: float) -> Any:
-    """What to do with every call of this signature: a function of x and weight."""
+def _route(x: torch.Tensor, weight: torch.Tensor | None, eps: float, casting: str, offset: float) -> Any:
+    """How every call of this signature is served: a function of x and weight."""
     _check(x, weight, eps, casting)
     if x.is_meta:
         return lambda x, weight: x.new_empty(x.shape)
-    if refusal := _checks.refusal(x, weight):
+    return routing.triton_route(
+        NAME,
+        _checks.refusal(x, weight),
+        lambda: _plan(x, weight, eps, casting, offset),
+        lambda x, weight: rms_norm_reference(x, weight, eps, casting=casting, offset=offset),
+    )
 
-        def fall_back(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-            # Noted on each call: strict mode and the record may have changed since the plan was made.
-            routing.fallback(NAME, *refusal)
-            return rms_norm_reference(x, weight, eps, casting=casting, offset=offset)
 
-        return fall_back
+def _plan(x: torch.Tensor, weight: torch.Tensor | None, eps: float, casting: str, offset: float) -> Any:
+    """What launches a kernel for this signature: a function of x and weight."""
     # An empty tensor counts as contiguous whatever its strides, so it must leave first.
     if x.numel() == 0:
         return lambda x, weight: x.new_empty(x.shape)
@@ -236,7 +206,7 @@ def _forward(x: torch.Tensor, weight: torch.Tensor | None, eps: float, casting: 
         key += (weight.dtype, weight.shape, weight.stride(), weight.device, weight.data_ptr() & 15)
     plan = _plans.get(key)
     if plan is None:
-        plan = _plans.keep(key, _plan(x, weight, eps, casting, offset))
+        plan = _plans.keep(key, _route(x, weight, eps, casting, offset))
     result: torch.Tensor = plan(x, weight)
     return result
 

@@ -1,4 +1,4 @@
-"""The block of results between two markers of README.md."""
+"""The generated blocks of README.md, each between two markers."""
 
 from __future__ import annotations
 
@@ -9,24 +9,29 @@ from triton_kernel_lab import artifacts
 from triton_kernel_lab.analysis.inputs import read_one
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project
-from triton_kernel_lab.report import units
+from triton_kernel_lab.report import flowchart, summary, units
 from triton_kernel_lab.report.labels import conditions, label, of_regime, p50_text, verdict
+from triton_kernel_lab.report.losses import Loss, losses
 from triton_kernel_lab.report.markdown import table
 
-__all__ = ["BEGIN", "END", "ReadmeError", "block", "extract", "inject", "run"]
+__all__ = ["BEGIN", "END", "NAMES", "ReadmeError", "block", "blocks", "extract", "inject", "run"]
 
-BEGIN = "<!-- results:begin -->"
-END = "<!-- results:end -->"
+NAMES = ("results", "summary", "losses", "pipeline")
+"""The blocks. A README holds each of them once, in any order."""
+
+_RESULTS = "results"
+BEGIN = f"<!-- {_RESULTS}:begin -->"
+END = f"<!-- {_RESULTS}:end -->"
 
 _DTYPES = ("float16", "bfloat16")
 
 
 class ReadmeError(ValueError):
-    """README.md has no place for the block; one sentence says what is wrong."""
+    """README.md has no place for a block; one sentence says what is wrong."""
 
 
 def run(project: Project) -> None:
-    """Replace the block in README.md with the runner's results."""
+    """Replace the blocks in README.md with the runner's results and the pipeline of dvc.yaml."""
     where = project.root / "README.md"
     try:
         text = where.read_bytes().decode("utf-8")
@@ -34,32 +39,110 @@ def run(project: Project) -> None:
         raise ReadmeError(
             f"{where}: cannot be read: {error.strerror}; write it with {BEGIN} and {END} in it."
         ) from error
-    made = block(read_one(project, "environment"), read_one(project, "roofline"))
-    artifacts.write_text(where, inject(text, made, str(where)))
+    made = blocks(read_one(project, "environment"), read_one(project, "roofline"), flowchart.read(project.root))
+    for name in NAMES:
+        text = inject(text, made[name], str(where), name)
+    artifacts.write_text(where, text)
 
 
-def inject(text: str, made: str, where: str = "README.md") -> str:
-    """``text`` with everything between the markers replaced by ``made``."""
-    before, _, after = _parts(text, where)
-    return f"{before}{BEGIN}\n{made}\n{END}{after}"
+def inject(text: str, made: str, where: str = "README.md", name: str = _RESULTS) -> str:
+    """``text`` with everything between the markers of a block replaced by ``made``."""
+    before, _, after = _parts(text, where, name)
+    begin, end = _markers(name)
+    return f"{before}{begin}\n{made}\n{end}{after}"
 
 
-def extract(text: str, where: str = "README.md") -> str:
-    """What stands between the markers, without the line breaks beside them."""
-    return _parts(text, where)[1].removeprefix("\n").removesuffix("\n")
+def extract(text: str, where: str = "README.md", name: str = _RESULTS) -> str:
+    """What stands between the markers of a block, without the line breaks beside them."""
+    return _parts(text, where, name)[1].removeprefix("\n").removesuffix("\n")
 
 
-def _parts(text: str, where: str) -> tuple[str, str, str]:
-    for marker in (BEGIN, END):
+def _markers(name: str) -> tuple[str, str]:
+    return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+
+
+def _parts(text: str, where: str, name: str) -> tuple[str, str, str]:
+    begin, end = _markers(name)
+    for marker in (begin, end):
         if (found := text.count(marker)) != 1:
             raise ReadmeError(
                 f"{where}: expected the marker {marker} once, found it {found} times; put it on one line."
             )
-    before, _, rest = text.partition(BEGIN)
-    inside, end, after = rest.partition(END)
-    if not end:
-        raise ReadmeError(f"{where}: expected {BEGIN} above {END}, found them the other way round; swap them.")
+    before, _, rest = text.partition(begin)
+    inside, closed, after = rest.partition(end)
+    if not closed:
+        raise ReadmeError(f"{where}: expected {begin} above {end}, found them the other way round; swap them.")
     return before, inside, after
+
+
+def blocks(environment: Artifact, roofline: Artifact, stages: Mapping[str, Any]) -> dict[str, str]:
+    """What belongs between the markers, by ``NAMES``. Pure.
+
+    Args:
+        environment, roofline: the runner's artifacts.
+        stages: the stages of dvc.yaml.
+    """
+    return {
+        "results": block(environment, roofline),
+        "summary": _summary(environment, roofline),
+        "losses": _losses(roofline),
+        "pipeline": flowchart.render(stages),
+    }
+
+
+def _summary(environment: Artifact, roofline: Artifact) -> str:
+    """The conditions, and a row a kernel."""
+    said = conditions(environment, roofline)
+    found = summary.rows(roofline)
+    if not found:
+        return said
+    headers = ["Kernel", *(f"{time} time" for time in summary.TIMES), "Fastest on the device"]
+    rows = [
+        [row.kernel, *(summary.span(row.speedups[time]) for time in summary.TIMES), _won(row, "device")]
+        for row in found
+    ]
+    note = "Speedup over torch.compile, median of a kernel's cells (least to largest); fastest: no baseline is faster."
+    return "\n\n".join([note, table(headers, rows), said])
+
+
+def _won(row: summary.Row, time: str) -> str:
+    return f"{row.fastest[time]} of {row.raced[time]}" if row.raced[time] else units.MISSING
+
+
+def _losses(roofline: Artifact) -> str:
+    """Every lost cell: those of the device in sight, those of graph and call folded away."""
+    found = {time: losses(roofline, time) for time in summary.TIMES}
+    raced = {time: sum(row.raced[time] for row in summary.rows(roofline)) for time in summary.TIMES}
+    if not any(raced.values()):
+        return "Nothing was timed, so nothing is lost."
+    parts = [f"On the device {_count(found['device'], raced['device'])}."]
+    if found["device"]:
+        parts.append(_lost(found["device"]))
+    rest = [loss for time in ("graph", "call") for loss in found[time]]
+    said = f"In a graph {_count(found['graph'], raced['graph'])}; of the calls {_count(found['call'], raced['call'])}."
+    return "\n\n".join([*parts, _folded(said, _lost(rest)) if rest else said])
+
+
+def _count(found: list[Loss], raced: int) -> str:
+    return f"a baseline is faster in {len(found)} of {raced} cells"
+
+
+def _folded(said: str, body: str) -> str:
+    return f"<details><summary>{said}</summary>\n\n{body}\n\n</details>"
+
+
+def _lost(found: list[Loss]) -> str:
+    headers = ["Time", "Kernel", "Shape", "Dtype", "Triton p50 (us)", "Loses to", "by", "What the artifacts say"]
+    return table(
+        headers,
+        [
+            [
+                *(loss.time, loss.cell["kernel"], loss.cell["shape"], loss.cell["dtype"]),
+                *(units.microseconds(loss.ours_ns), label(loss.rival), loss.excess, loss.why),
+            ]
+            for loss in found
+        ],
+    )
 
 
 def block(environment: Artifact, roofline: Artifact) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from triton_kernel_lab import artifacts
-from triton_kernel_lab.analysis.inputs import read_each, read_one
+from triton_kernel_lab.analysis.inputs import read_each, read_extras, read_one
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project
-from triton_kernel_lab.report import sections
+from triton_kernel_lab.report import counted, crosscheck, noise, sections
 from triton_kernel_lab.report.labels import conditions, find
 
 __all__ = ["metrics", "render", "run"]
@@ -19,21 +19,29 @@ __all__ = ["metrics", "render", "run"]
 def run(project: Project) -> None:
     """Write ``reports/<runner>/results.md`` and ``reports/<runner>/metrics.json``."""
     environment, roofline = read_one(project, "environment"), read_one(project, "roofline")
-    text = render(environment, roofline, read_each(project, "correctness"))
+    text = render(environment, roofline, read_each(project, "correctness"), read_extras(project))
     artifacts.write_text(project.reports / "results.md", text)
     artifacts.write_text(project.reports / "metrics.json", artifacts.dumps(metrics(roofline)))
 
 
-def render(environment: Artifact, roofline: Artifact, correctness: Mapping[str, Artifact]) -> str:
-    """The whole of results.md; ``correctness`` holds one artifact a kernel. Pure."""
+def render(
+    environment: Artifact,
+    roofline: Artifact,
+    correctness: Mapping[str, Artifact],
+    extras: Mapping[str, Artifact] | None = None,
+) -> str:
+    """The whole of results.md; ``correctness`` holds one artifact a kernel, ``extras`` those of ``EXTRAS``. Pure."""
+    extras = extras or {}
     device = environment["device"]
     parts = [f"# Results: {device['name'] if device else environment['runner']}", conditions(environment, roofline)]
     for kernel, checked in correctness.items():
         parts += [f"## {kernel}", *_kernel(roofline, kernel), sections.correctness(checked)]
+    parts.append(counted.section(roofline.get("counters", ())))
+    parts += [crosscheck.section(extras.get("crosscheck")), noise.section(extras.get("noise_floor"))]
     parts += ["## Conditions", sections.environment(environment)]
     if roofline["ceilings"]:
         parts.append(sections.ceilings(roofline["ceilings"]))
-    parts += [sections.unpublished(roofline), _chain(environment, roofline, correctness)]
+    parts += [sections.unpublished(roofline), _chain(environment, roofline, correctness, extras)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -43,11 +51,14 @@ def _kernel(roofline: Artifact, kernel: str) -> list[str]:
     return [section(roofline, kernel) for section in (sections.results, sections.tails, sections.regimes)]
 
 
-def _chain(environment: Artifact, roofline: Artifact, correctness: Mapping[str, Artifact]) -> str:
+def _chain(
+    environment: Artifact, roofline: Artifact, correctness: Mapping[str, Artifact], extras: Mapping[str, Artifact]
+) -> str:
     """The digests that tie the tables to the artifacts they were made from."""
     folder = f"artifacts/{roofline['runner']}"
     made_from = {f"{folder}/environment.json": environment, f"{folder}/roofline.json": roofline}
     made_from |= {f"{folder}/correctness/{kernel}.json": checked for kernel, checked in correctness.items()}
+    made_from |= {f"{folder}/{name}.json": artifact for name, artifact in extras.items()}
     lines = [f"- `{path}` sha256 `{_digest(artifact)}`" for path, artifact in made_from.items()]
     return "\n".join(["### Made from", "", *lines])
 

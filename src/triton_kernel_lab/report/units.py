@@ -15,6 +15,8 @@ __all__ = [
     "UnitError",
     "error_size",
     "excess_percent",
+    "factor",
+    "fine_share",
     "gibibytes",
     "gigabytes_per_s",
     "mebibytes",
@@ -22,8 +24,10 @@ __all__ = [
     "percent",
     "plain",
     "ratio",
+    "share",
     "signed_percent",
     "teraflop_per_s",
+    "traffic",
     "watts",
 ]
 
@@ -74,6 +78,26 @@ def percent(value: float | None) -> str:
     return MISSING if value is None else f"{_scaled(value, Decimal('0.01'), 1)} %"
 
 
+def traffic(size: int | None) -> str:
+    """Bytes as MiB to 2 decimals, where none at all is a count like any other."""
+    return _counted(size, 2**20, 2)
+
+
+def factor(value: float | None) -> str:
+    """A ratio of two counts, to 2 decimals; 0 included."""
+    return _counted(value, 1, 2)
+
+
+def share(value: float | None) -> str:
+    """A share as a per cent to 1 decimal, 0 included."""
+    return MISSING if value is None else f"{_counted(value, Decimal('0.01'), 1)} %"
+
+
+def fine_share(value: float | None) -> str:
+    """A small share as a per cent to 2 decimals, 0 included."""
+    return MISSING if value is None else f"{_counted(value, Decimal('0.01'), 2)} %"
+
+
 def excess_percent(ours_ns: int, theirs_ns: int) -> str:
     """By how much our duration exceeds theirs, in per cent to 2 decimals."""
     _require_positive(ours_ns)
@@ -109,6 +133,11 @@ def _scaled(value: int | float | None, unit: int | Decimal, decimals: int) -> st
         return MISSING
     _require_positive(value)
     return _fixed(Decimal(str(value)) / unit, decimals)
+
+
+def _counted(value: int | float | None, unit: int | Decimal, decimals: int) -> str:
+    """What may be 0 without being missing."""
+    return _fixed(Decimal(0), decimals) if value == 0 else _scaled(value, unit, decimals)
 
 
 def _fixed(value: Decimal, decimals: int) -> str:

@@ -23,6 +23,13 @@ _COLUMNS: dict[str, dict[str, str]] = {
         "over copy": "anchored_change_percent",
         "margin": "margin_percent",
     },
+    "paired": {
+        "base tmean (ns)": "base_tmean_ns",
+        "tmean (ns)": "tmean_ns",
+        "change": "change_percent",
+        "base again": "control_percent",
+        "margin": "margin_percent",
+    },
 }
 
 
@@ -44,6 +51,8 @@ def _summary(verdict: Artifact) -> str:
 def _rule(verdict: Artifact) -> str:
     if verdict["method"] == "flat":
         return f"the limit is {verdict['max_regression_percent']} %"
+    if verdict["method"] == "paired":
+        return f"both timed in turns by {verdict['protocol']['processes']} processes"
     return f"margins are {verdict['calibration'] or 'not asked for'}".replace("_", " ")
 
 
@@ -54,7 +63,7 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> str
         (
             *(row[name] for name in _NAMES),
             *(_text(row, field) for field in columns.values()),
-            row["verdict"] + (" (accepted)" if row["accepted"] else ""),
+            row["verdict"] + (" (accepted)" if row.get("accepted") else ""),
             row["reason"] or "",
         )
         for row in rows

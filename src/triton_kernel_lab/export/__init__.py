@@ -1,0 +1,1 @@
+"""The tracked results in the forms of other programs, one a module."""

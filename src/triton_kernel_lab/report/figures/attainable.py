@@ -1,0 +1,109 @@
+"""attainable.svg: which share of the least possible time each kernel reaches, over the size of the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from triton_kernel_lab.report import units
+from triton_kernel_lab.report.figures import cells, palette
+from triton_kernel_lab.report.figures.grid import Spaces, grid_of, heading
+from triton_kernel_lab.report.figures.svg import Drawing, Sources
+from triton_kernel_lab.report.labels import label
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["DRAWING"]
+
+_NAMES = ("other", "torch_compile", "triton")
+_MARKERS = {"triton": "o", "torch_compile": "s", "other": "^"}
+_ASIDE = {"triton": -0.17, "torch_compile": 0.06, "other": 0.22}
+_COLUMNS = 3
+
+
+def data(sources: Sources) -> dict[str, Any]:
+    """Attainable time in ns and the shares of it, by kernel and shape; no share near the launch floor. Pure."""
+    roofline = sources.roofline
+    panels = {kernel: _rows(cells.of_kernel(roofline, kernel)) for kernel in cells.kernels(roofline)}
+    shown = {kernel: rows for kernel, rows in panels.items() if rows}
+    dtypes = {kernel: cells.dtype_of(roofline, kernel) for kernel in shown}
+    return {**cells.head(sources, None if shown else "no cell has a ceiling"), "panels": shown, "dtypes": dtypes}
+
+
+def _rows(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    ordered = sorted((cell for cell in found if cell["attainable_ns"]), key=lambda cell: int(cell["attainable_ns"]))
+    return [
+        {
+            "shape": cell["shape"],
+            "attainable_ns": cell["attainable_ns"],
+            "ratio": {
+                "triton": cells.ratio_of(cell, "triton"),
+                "torch_compile": cells.ratio_of(cell, "torch_compile"),
+                "other": cells.ratio_of(cell, cells.other(cell)),
+            },
+        }
+        for cell in ordered
+    ]
+
+
+def _draw(figure: Figure, shown: Mapping[str, Any]) -> None:
+    panels = shown["panels"]
+    columns = min(_COLUMNS, len(panels))
+    grid = grid_of(figure, -(-len(panels) // columns), columns, _spaces(panels))
+    axes = [axis for row in grid for axis in row]
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+    for index, (kernel, rows) in enumerate(panels.items()):
+        _panel(axes[index], kernel, shown["dtypes"][kernel], rows)
+        axes[index].tick_params(axis="y", labelleft=index % columns == 0)
+    note = "below each shape its attainable time; floor: too near a launch for a share to be claimed"
+    heading(figure, f"Share of attainable time, {shown['device']}", note, _handles())
+
+
+def _spaces(panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Spaces:
+    lines = max(_tick(row).count("\n") + 1 for rows in panels.values() for row in rows)
+    return Spaces(head=0.72, panel=1.05, below=0.32 + 0.11 * lines, left=0.46, between=0.14)
+
+
+def _handles() -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    names = {name: label(name) for name in reversed(_NAMES)} | {"other": "fastest other baseline"}
+    return [
+        Line2D([], [], color=palette.candidate(name), marker=_MARKERS[name], linestyle="none", label=text)
+        for name, text in names.items()
+    ]
+
+
+def _panel(axis: Axes, kernel: str, dtype: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    axis.set_title(kernel, loc="left", fontsize=8.5, fontweight="bold")
+    axis.set_title(dtype, loc="right", fontsize=7.0)
+    axis.set_ylim(0, 1.15)
+    axis.set_yticks([0, 0.25, 0.5, 0.75, 1.0], ["0", "25 %", "50 %", "75 %", "100 %"])
+    axis.set_xlim(-0.6, len(rows) - 0.4)
+    axis.set_xticks(range(len(rows)), [_tick(row) for row in rows], fontsize=6.0)
+    axis.tick_params(axis="x", length=0.0, pad=2.0)
+    axis.grid(axis="y")
+    axis.axhline(1.0, color=palette.INK, linewidth=0.9)
+    for name in _NAMES:
+        _dots(axis, rows, name)
+    for at, row in enumerate(rows):
+        if row["ratio"]["triton"] is None:
+            axis.text(at, 0.04, "floor", ha="center", fontsize=6.0, color=palette.MUTED)
+
+
+def _tick(row: Mapping[str, Any]) -> str:
+    (shape,) = cells.tick_labels([row["shape"]])
+    return f"{shape}\n{units.microseconds(row['attainable_ns'], 1)} us"
+
+
+def _dots(axis: Axes, rows: Sequence[Mapping[str, Any]], name: str) -> None:
+    shown = [(at, row["ratio"][name]) for at, row in enumerate(rows) if row["ratio"][name] is not None]
+    size = 6.0 if name == "triton" else 4.0
+    xs, ys = [at + _ASIDE[name] for at, _ in shown], [ratio for _, ratio in shown]
+    axis.plot(xs, ys, color=palette.candidate(name), marker=_MARKERS[name], markersize=size, linestyle="none")
+
+
+DRAWING = Drawing("attainable", "Share of attainable time by kernel over the size of the work", data, _draw)

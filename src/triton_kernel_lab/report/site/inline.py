@@ -1,0 +1,38 @@
+"""A picture's SVG as part of the page: themed by the page, its names its own."""
+
+from __future__ import annotations
+
+import re
+
+from triton_kernel_lab.report.figures import palette
+
+__all__ = ["colour_css", "inline"]
+
+_HEAD = re.compile(r"^.*?(?=<svg)", re.DOTALL)
+_DROPPED = re.compile(r"<!--.*?-->|<metadata>.*?</metadata>|<title>.*?</title>|<style[^>]*>.*?</style>", re.DOTALL)
+_SIZE = re.compile(
+    r'(<svg[^>]*?) width="[^"]*"([^>]*?) height="[^"]*"|(<svg[^>]*?) height="[^"]*"([^>]*?) width="[^"]*"'
+)
+_ID = re.compile(r'(?<= id=")|(?<=href="#)|(?<=url\(#)')
+_COLOUR = re.compile("|".join(map(re.escape, palette.DARK)))
+
+
+def inline(svg: str, name: str, title: str) -> str:
+    """The ``svg`` element of a picture's file.
+
+    What depends on the reader's mode and on the page stays out: comments,
+    metadata and style. Colours become the page's variables, ids begin with
+    ``name`` so that pictures do not take each other's.
+    """
+    body = _DROPPED.sub("", _HEAD.sub("", svg, count=1))
+    body = _ID.sub(name, _COLOUR.sub(lambda found: f"var(--{found[0][1:]})", body))
+    body = _SIZE.sub(r"\1\2\3\4", body, count=1)
+    body = re.sub(r"\s*\n\s*", "\n", body).strip()
+    return body.replace("<svg", f'<svg role="img" aria-label="{title}" class="picture"', 1)
+
+
+def colour_css() -> str:
+    """The page's variables for the colours of pictures: light, and dark where the reader's mode is dark."""
+    light = "".join(f"--{colour[1:]}:{colour};" for colour in palette.DARK)
+    dark = "".join(f"--{colour[1:]}:{other};" for colour, other in palette.DARK.items())
+    return f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"

@@ -1,0 +1,93 @@
+"""The whole page from artifacts and pictures. Pure, but for the template files of the package."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from triton_kernel_lab.artifacts import Artifact
+from triton_kernel_lab.report.figures.stage import DRAWINGS
+from triton_kernel_lab.report.labels import conditions
+from triton_kernel_lab.report.site import cells, facts, provenance
+from triton_kernel_lab.report.site.inline import colour_css, inline
+from triton_kernel_lab.report.site.markup import data_block, esc, fill
+
+__all__ = ["Sources", "render"]
+
+_HERE = Path(__file__).parent
+
+
+class Sources(NamedTuple):
+    """What the page is made from: artifacts of one runner, its pictures as SVG by name, the last verdict if kept."""
+
+    environment: Artifact
+    ceilings: Artifact
+    roofline: Artifact
+    correctness: Mapping[str, Artifact]
+    timings: Mapping[str, Artifact]
+    counters: Mapping[str, Artifact]
+    pictures: Mapping[str, str]
+    gate: Artifact | None
+
+    @property
+    def runner(self) -> str:
+        """Whose results these are."""
+        return str(self.roofline["runner"])
+
+    def by_path(self) -> dict[str, Artifact]:
+        """The artifacts by path, the derived one first, then against the flow."""
+        folder = f"artifacts/{self.runner}"
+        found = {f"{folder}/roofline.json": self.roofline}
+        found |= {f"{folder}/timing/{kernel}.json": each for kernel, each in self.timings.items()}
+        found |= {f"{folder}/counters/{kernel}.json": each for kernel, each in self.counters.items()}
+        found |= {f"{folder}/correctness/{kernel}.json": each for kernel, each in self.correctness.items()}
+        return found | {f"{folder}/ceilings.json": self.ceilings, f"{folder}/environment.json": self.environment}
+
+
+def render(sources: Sources) -> str:
+    """index.html: one file that needs no other and asks no network."""
+    script, roofline = _read("script.js"), sources.roofline
+    shas = provenance.digests(sources.by_path())
+    device = sources.environment["device"]
+    parts = {
+        "title": esc(device["name"] if device else sources.runner),
+        "runner": esc(sources.runner),
+        "style": f"{colour_css()}\n{_read('style.css')}",
+        "script": script,
+        # The page runs this script and no other.
+        "script_digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        "conditions": _prose(conditions(sources.environment, roofline)),
+        "tiles": facts.tiles(roofline, sources.correctness),
+        "kernels": facts.kernels(roofline),
+        "lost": facts.lost(roofline),
+        "figures": "\n".join(_picture(sources, index) for index in range(len(DRAWINGS))),
+        "method": facts.method(roofline),
+        "environment": facts.environment(sources.environment),
+        "counters": facts.counters(roofline),
+        "gate": facts.gate(sources.gate, shas),
+        "chain": provenance.chain(sources.by_path(), shas),
+        "data": data_block({"cases": cells.cases(roofline, sources.timings, sources.correctness)}),
+    }
+    return fill(_read("template.html"), parts)
+
+
+def _read(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8").removesuffix("\n")
+
+
+def _prose(text: str) -> str:
+    """A sentence of Markdown with backticks and bold into HTML."""
+    marked = esc(text).split("`")
+    spelt = "".join(part if at % 2 == 0 else f"<code>{part}</code>" for at, part in enumerate(marked))
+    bold = spelt.split("**")
+    return "".join(part if at % 2 == 0 else f"<strong>{part}</strong>" for at, part in enumerate(bold))
+
+
+def _picture(sources: Sources, index: int) -> str:
+    drawing = DRAWINGS[index]
+    # One letter: it stands before each glyph.
+    drawn = inline(sources.pictures[drawing.name], chr(ord("a") + index), esc(drawing.title))
+    return f'<figure id="figure-{drawing.name}">\n{drawn}\n<figcaption>{esc(drawing.title)}.</figcaption>\n</figure>'

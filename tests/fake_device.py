@@ -1,0 +1,57 @@
+"""A made-up CUDA device: it times nothing, and writes down what it is asked, in order."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from triton_kernel_lab.lab import nvml, window
+
+
+class Device:
+    """Plays CUDA's part in a timed window, on tensors of the CPU."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.exposed: set[int] = set()
+        self.clock_mhz = 1980
+        self.reasons: tuple[str, ...] = ()
+        self.windows = 0
+
+    def event(self, enable_timing: bool) -> Any:
+        assert enable_timing
+
+        def record() -> None:
+            self.log.append("event")
+
+        index = self.windows
+        self.windows += 1
+        return SimpleNamespace(
+            record=record, query=lambda: index // 2 in self.exposed, elapsed_time=lambda end: 0.004544
+        )
+
+    def reading(self, device: int) -> nvml.Reading:
+        return nvml.Reading(self.clock_mhz, 300_000, 40, self.reasons)
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """Let the timed windows work on a made-up device, which is returned."""
+    made = Device()
+
+    class Sweep:
+        def __init__(self, sweep_bytes: int, where: torch.device) -> None:
+            self.clean = lambda: made.log.append("clean")
+            self.dirty = lambda: made.log.append("dirty")
+
+    monkeypatch.setattr(window, "Sweep", Sweep)
+    monkeypatch.setattr(nvml, "read", made.reading)
+    cuda = torch.cuda
+    monkeypatch.setattr(cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(cuda, "get_device_properties", lambda index: SimpleNamespace(L2_cache_size=1 << 20))
+    monkeypatch.setattr(cuda, "synchronize", lambda: made.log.append("synchronize"))
+    monkeypatch.setattr(cuda, "_sleep", lambda cycles: made.log.append("spin"))
+    monkeypatch.setattr(cuda, "Event", made.event)
+    return made

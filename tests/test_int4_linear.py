@@ -509,6 +509,8 @@ DENSE = {"kernel": "dense", "block_n": 32, "num_warps": 4}
 TILES = [TILE, TILE | {"block_n": 64, "programs": 8}, TILE | {"block_m": 128, "block_n": 16}]
 
 
+# Filling memory is part of PyTorch's deterministic mode, which warns of cuBLAS.
+@pytest.mark.filterwarnings("ignore:Deterministic behavior was enabled:UserWarning")
 @pytest.mark.parametrize(
     ("config", "group"),
     [

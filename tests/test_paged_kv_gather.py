@@ -553,6 +553,7 @@ def test_f10_tracked_launches_are_right_on_a_gpu(page_size: int, heads: int, col
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_f62_a_graph_replays_on_new_inputs() -> None:
     """Captured with ``total``, a replay follows new lengths, tables and caches; no call synchronises."""
     k, v = (randn(64, 16, 2, 64, dtype=torch.float16, seed=seed) for seed in (0, 1))

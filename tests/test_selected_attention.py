@@ -42,7 +42,7 @@ def served_by_triton() -> Iterator[None]:
 
 def config(method: str = "rows", block: int = 16, grain: int = 100) -> dict[str, Any]:
     """One tile a program, or with a grain of 10**6 one program for all."""
-    return {"method": method, "block": block, "num_warps": 4, "stages": 1, "grain": grain}
+    return {"method": method, "block": block, "num_warps": 4, "stages": 1, "grain": grain, "depth": 4}
 
 
 ONE_PROGRAM = 10**6
@@ -198,7 +198,7 @@ def test_what_is_not_finite_comes_out_where_pytorch_has_it(method: str) -> None:
     k[0, 2, 0, 3], v[0, 2, 1, 4], k[0, 2, 2, 5] = math.nan, math.inf, -math.inf
     with _launch.forced(config(method)):
         out = selected_attention(q, k, v, ints([[2, 4, 1]]))
-    expected = selected_attention_reference(q, k, v, ints([[2, 4, 1]]))
+    expected, _ = selected_attention_reference(q, k, v, ints([[2, 4, 1]]))
     assert torch.equal(out.isnan(), expected.isnan())
     assert torch.equal(out.isinf(), expected.isinf())
     assert out[0, :2].isnan().all()
@@ -210,11 +210,11 @@ def test_what_is_not_finite_comes_out_where_pytorch_has_it(method: str) -> None:
 
 
 def _unmasked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    return selected_attention_reference(q, k, v, indices.clamp_min(0))
+    return selected_attention_reference(q, k, v, indices.clamp_min(0))[0]
 
 
 def _without_repeats(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    return selected_attention_reference(q, k, v, indices.unique()[None])
+    return selected_attention_reference(q, k, v, indices.unique()[None])[0]
 
 
 def _finite_mask(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -224,7 +224,7 @@ def _finite_mask(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, indices: tor
 
 
 def _others_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    return selected_attention_reference(q, k.roll(1, 2), v.roll(1, 2), indices)
+    return selected_attention_reference(q, k.roll(1, 2), v.roll(1, 2), indices)[0]
 
 
 @pytest.mark.parametrize("wrong", [_unmasked, _without_repeats, _finite_mask, _others_head])
@@ -259,8 +259,8 @@ def test_f23_nothing_leaks_from_rows_that_are_not_chosen(method: str, form: str)
         rows = indices[b, 0, :length].long()
         wide[0, b, rows, :, 8:32], wide[1, b, rows, :, 8:32] = clean[0][b, rows], clean[1][b, rows]
     with _launch.forced(config(method)):
-        expected = attend(form, q, *clean, indices, return_lse=True)
-        found = attend(form, q, *wide[..., 8:32], indices, return_lse=True)
+        expected = attend(form, q, clean[0], clean[1], indices, return_lse=True)
+        found = attend(form, q, wide[0, ..., 8:32], wide[1, ..., 8:32], indices, return_lse=True)
     for each, right in zip(found, expected, strict=True):
         assert_same_bits(each, right)
     assert (found[0][0] == 0).all()
@@ -474,7 +474,7 @@ def test_f44_pages_outside_the_cache_raise_when_validating_and_choose_nothing_el
     expected = selected_attention_paged(q, k, v, ints([[2, 0, 1]]), unused)
     assert_same_bits(selected_attention_paged(q, k, v, table, unused, validate=True), expected)
     assert_same_bits(selected_attention_paged(q, k, v, table, used), expected)
-    assert torch.allclose(selected_attention_paged_reference(q, k, v, table, used), expected, atol=1e-6)
+    assert torch.allclose(selected_attention_paged_reference(q, k, v, table, used)[0], expected, atol=1e-6)
     sentence = f"selected_attention_paged: page_table: expected pages below 4 for chosen rows, got [{bad}]."
     with refuses(ValueError, sentence):
         selected_attention_paged(q, k, v, table, used, validate=True)
@@ -598,20 +598,20 @@ def test_f49_gradients_are_right(form: str) -> None:
 )
 def test_f49_f50_exactly_the_gradients_asked_for(asked: tuple[bool, ...]) -> None:
     """The graph is never cut, what asks for no gradient gets none, and under no_grad Triton serves the call."""
-    tensors = [
+    q, k, v = (
         randn(1, *shape, 16, seed=7).requires_grad_(wanted)
         for shape, wanted in zip([(2,), (5, 1), (5, 1)], asked, strict=True)
-    ]
+    )
     indices = ints([[1, 4]])
     with torch.no_grad():
-        expected = selected_attention(*tensors, indices)
+        expected = selected_attention(q, k, v, indices)
     with pytest.raises(routing.FallbackError, match="autograd"):
-        selected_attention(*tensors, indices)
+        selected_attention(q, k, v, indices)
     with routing.strict(False):
-        out = selected_attention(*tensors, indices)
+        out = selected_attention(q, k, v, indices)
         out.sum().backward()
     assert torch.allclose(out, expected, atol=1e-6)
-    assert tuple(x.grad is not None for x in tensors) == asked
+    assert tuple(x.grad is not None for x in (q, k, v)) == asked
 
 
 # The compiler, fake and meta tensors.
@@ -719,7 +719,7 @@ def test_f62_a_captured_call_follows_its_inputs() -> None:
     """Warmed up and captured with splits, each replay attends to what q and the indices hold by then."""
     q, k, v = randn(1, 8, 128).half(), randn(1, 2000, 2, 128).half(), randn(1, 2000, 2, 128, seed=1).half()
     indices = random_choice((1, 2, 1500), 2000)
-    selected_attention(q, k, v, indices)
+    selected_attention(q, k, v, indices, return_lse=True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out, lse = selected_attention(q, k, v, indices, return_lse=True)

@@ -132,7 +132,9 @@ def test_f10_misaligned_tensors(rows: int) -> None:
 @pytest.mark.parametrize("kernel", ["vector", "streamed", "tiled", "described"])
 def test_f60_every_kernel_is_right_for_every_number_of_rows(kernel: str) -> None:
     """Each kernel alone, on poisoned memory, at the sizes that the table gives to the others."""
-    extra: dict[str, Any] = {"vector": {}, "streamed": {"split": 3}}.get(kernel, {"block_m": 16, "group": 2, "per_processor": 1})
+    extra: dict[str, Any] = {"vector": {}, "streamed": {"split": 3}}.get(
+        kernel, {"block_m": 16, "group": 2, "per_processor": 1}
+    )
     config = {"kernel": kernel, "block_n": 16, "block_k": 32, "num_stages": 1, "num_warps": 4, **extra}
     with _launch.forced(config), checks.check.poisoned():
         for rows in (1, 5, 20):

@@ -198,25 +198,26 @@ def _flashinfer() -> Baseline:
     return Baseline(call, prepare)
 
 
-def _one(*blocks: int) -> tuple[dict[str, int | str], ...]:
-    """Configurations for a query of its own; 4 to 16 rows a thread at 128 columns."""
+def _configs(
+    blocks: tuple[int, ...], stages: tuple[int, ...], grains: tuple[int, ...], depths: tuple[int, ...]
+) -> tuple[dict[str, int | str], ...]:
+    """Configurations of the tensor cores: 8 or 16 rows a warp and pass, and how deep parts are read."""
     return tuple(
-        {"method": "rows", "block": block, "num_warps": warps, "stages": 1, "grain": 100}
+        {"method": "group", "block": block, "num_warps": warps, "stages": stage, "grain": grain, "depth": depth}
         for block in blocks
-        for warps in (1, 2, 4, 8, 16)
+        for warps in (4, 8)
+        for stage in stages
+        for grain in grains
+        for depth in depths
         if 8 * warps <= block <= 32 * warps
     )
 
 
-def _together(*grains: int) -> tuple[dict[str, int | str], ...]:
-    """Configurations for a group of queries on the tensor cores; with a list in between, 5 stages hold two tiles."""
-    return tuple(
-        {"method": method, "block": block, "num_warps": 4, "stages": stages, "grain": grain}
-        for method, block in (("group", 64), ("group", 32), ("group", 64))
-        for stages in (3, 5)
-        for grain in grains
-    )
-
+_ROWS = tuple(
+    {"method": "rows", "block": block, "num_warps": warps, "stages": 1, "grain": 100, "depth": 8}
+    for block in (16, 32, 64)
+    for warps in (2, 4, 8)
+)
 
 CASE = Case(
     name="selected_attention",
@@ -232,7 +233,7 @@ CASE = Case(
             selected_attention_paged,
             lambda *tensors: eager(*_gathered(*tensors)),
             lambda *tensors: oracle(*_gathered(*tensors)),
-            dims=((2, 8, 2, 512, 100, 128), (2, 3, 1, 50, 33, 80)),
+            dims=((2, 8, 2, 200, 70, 128), (2, 3, 1, 50, 33, 80)),
         ),
         Variant(
             "repeats_and_holes",
@@ -240,7 +241,7 @@ CASE = Case(
             selected_attention,
             eager,
             oracle,
-            dims=((2, 8, 2, 300, 70, 128), (2, 4, 4, 20, 33, 64)),
+            dims=((2, 8, 2, 100, 70, 128), (2, 4, 4, 20, 33, 64)),
         ),
         Variant(
             "strided",
@@ -248,7 +249,7 @@ CASE = Case(
             selected_attention,
             eager,
             oracle,
-            dims=((2, 8, 2, 256, 200, 64), (3, 6, 3, 40, 17, 72)),
+            dims=((2, 8, 2, 128, 70, 64), (3, 6, 3, 40, 17, 72)),
         ),
         Variant(
             "lse",
@@ -256,7 +257,7 @@ CASE = Case(
             lambda q, k, v, indices: selected_attention(q, k, v, indices, return_lse=True)[1].to(q.dtype),
             _eager_lse,
             _lse_oracle,
-            dims=((2, 8, 2, 1024, 512, 128), (1, 3, 3, 40, 20, 16)),
+            dims=((2, 8, 2, 200, 70, 128), (1, 3, 3, 40, 20, 16)),
         ),
     ),
     cost=cost,
@@ -288,12 +289,12 @@ CASE = Case(
     peers={"FlashInfer": _flashinfer},
     # Rows of the table are query heads a key head, columns are chosen rows over all key heads and entries.
     buckets=(
-        Bucket(2, 1, 1 << 7, (1, 1, 1, 256, 64, 128), _one(32, 64)),
-        Bucket(2, 1, 1 << 10, (1, 1, 1, 1024, 256, 128), _one(32, 64, 128, 256)),
-        Bucket(2, 1, None, (1, 1, 1, 16384, 4096, 128), _one(16, 32, 64, 128)),
-        Bucket(2, None, 1 << 16, (1, 32, 8, 4096, 4096, 128), _together(50, 100, 200)),
-        Bucket(2, None, 1 << 20, (8, 32, 8, 4096, 4096, 128), _together(100, 200)),
-        Bucket(2, None, None, (16, 32, 8, 16384, 16384, 128), _together(100, 200)),
-        Bucket(4, None, None, (1, 32, 8, 4096, 4096, 128), _one(16, 32)),
+        Bucket(2, 1, 1 << 7, (1, 1, 1, 256, 64, 128), _configs((32, 64), (3,), (100,), (8,))),
+        Bucket(2, 1, 1 << 10, (1, 1, 1, 1024, 256, 128), _configs((32, 64, 128, 256), (3,), (100,), (8,))),
+        Bucket(2, 1, None, (1, 1, 1, 16384, 4096, 128), _configs((32, 64, 128), (3,), (100,), (8, 16, 32))),
+        Bucket(2, None, 1 << 16, (1, 32, 8, 4096, 4096, 128), _configs((64, 128), (3, 5), (50, 100), (8, 16))),
+        Bucket(2, None, 1 << 20, (8, 32, 8, 4096, 4096, 128), _configs((64, 128), (1, 3, 5), (100, 200), (8,))),
+        Bucket(2, None, None, (16, 32, 8, 16384, 16384, 128), _configs((64, 128), (1, 3, 5), (100, 200), (8,))),
+        Bucket(4, None, None, (1, 32, 8, 4096, 4096, 128), _ROWS),
     ),
 )

@@ -7,7 +7,7 @@ import torch
 from triton_kernel_lab.ops import _checks
 from triton_kernel_lab.ops._triton import tl, triton
 
-__all__ = ["CASTINGS", "check", "normalise"]
+__all__ = ["CASTINGS", "check", "normalise", "rms_norm_reference"]
 
 CASTINGS = ("llama", "gemma")
 
@@ -48,3 +48,22 @@ def check(operator: str, x: torch.Tensor, weight: torch.Tensor | None, eps: floa
             weight.shape == x.shape[-1:], operator, "weight", f"shape {tuple(x.shape[-1:])}", tuple(weight.shape)
         )
         _checks.expect_alike(operator, "weight", weight, "x", x)
+
+
+def rms_norm_reference(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    casting: str = "llama",
+    offset: float = 0.0,
+) -> torch.Tensor:
+    """The differentiable PyTorch form of ``rms_norm``; fp64 inputs are computed in fp64."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if casting == "llama":
+        y = y.to(x.dtype)
+    if weight is not None:
+        scale = weight.to(wide.dtype) + offset
+        y = y.to(wide.dtype) * scale
+    return y.to(x.dtype)

@@ -16,10 +16,9 @@ import torch
 from triton_kernel_lab import routing
 from triton_kernel_lab.ops import _checks, _launch
 from triton_kernel_lab.ops._norm import check as check_norm
-from triton_kernel_lab.ops._norm import normalise
+from triton_kernel_lab.ops._norm import normalise, rms_norm_reference
 from triton_kernel_lab.ops._rows import RowLayout, row_count, row_layout
 from triton_kernel_lab.ops._triton import tl, triton
-from triton_kernel_lab.ops.rms_norm import rms_norm_reference
 
 __all__ = ["add_rms_norm", "add_rms_norm_", "add_rms_norm_reference"]
 
@@ -295,6 +294,9 @@ def _route(
         _check(NAME, x, residual, weight, eps, casting)
     if x.is_meta:
         return lambda x, residual, weight: _outputs(x, residual, in_place)
+    if in_place:
+        # Before anything is compiled for them.
+        _expect_apart(x, residual, weight)
 
     def reference(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None) -> Pair:
         found = add_rms_norm_reference(x, residual, weight, eps, casting=casting, offset=offset)

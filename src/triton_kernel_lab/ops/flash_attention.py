@@ -1,8 +1,6 @@
 """Attention of many queries: softmax(scale * q k^T) v by tiles, in memory linear in the sequence.
 
-Algorithm: Dao, "FlashAttention-2", 2023, arXiv:2307.08691, algorithm 1; on
-Hopper the overlap within a warp group of Shah et al., "FlashAttention-3", 2024,
-arXiv:2407.08608, algorithm 2.
+Algorithm: Dao, "FlashAttention-2", 2023, arXiv:2307.08691, algorithm 1.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import torch
 from torch.autograd import forward_ad
 
 from triton_kernel_lab import routing
-from triton_kernel_lab.ops import _attention_hopper as hopper
 from triton_kernel_lab.ops import _checks, _launch
 from triton_kernel_lab.ops._attention_backward import attend, gradients
 from triton_kernel_lab.ops._triton import tl, triton
@@ -263,22 +260,15 @@ def _plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale
         return lambda q, k, v: (q.new_zeros(q.shape), _sums(q, lse).fill_(float("-inf")))
     if not all(x.shape[3] == 1 or x.stride(3) == 1 for x in (q, k, v)):
         return lambda q, k, v: _forward(_unit_stride(q), _unit_stride(k), _unit_stride(v), causal, scale, lse)
-    queries, padded = q.shape[1], max(triton.next_power_of_2(q.shape[3]), 16)
-    arch = _launch.architecture(q.get_device())
-    config = _launch.choose(NAME, arch, itemsize=q.element_size(), rows=queries, columns=padded)
-    if config["kernel"] == "hopper" and not _suits_hopper(q, k, v, scale):
-        # The entries of the oldest architecture fit any later one, and take any layout.
-        config = _launch.choose(NAME, "sm_80", itemsize=q.element_size(), rows=queries, columns=padded)
-    # A negative scale turns the order of the scores round; none makes them equal.
-    sign = (scale > 0) - (scale < 0)
-    positive = abs(scale) * math.log2(math.e) if sign else 1.0
-    scales = (positive, 2.0 ** math.ceil(math.log2(positive)))
+    config = _launch.choose(
+        NAME,
+        _launch.architecture(q.get_device()),
+        itemsize=q.element_size(),
+        rows=q.shape[1],
+        columns=_padded(q),
+    )
     out = q.new_empty(q.shape)
-    tensors = (q, k, v, out, _sums(q, True) if lse else out)
-    if config["kernel"] == "hopper" and _suits_hopper(q, k, v, scale):
-        launch = _bind_hopper(tensors, scales, config, causal, lse)
-    else:
-        launch = _bind_tiles(tensors, scales, sign, config, causal, lse)
+    launch = _bind((q, k, v, out, _sums(q, True) if lse else out), config, causal, scale, lse)
     # Not is_contiguous(): it overlooks the stride of a dimension of size one, and empty_like keeps it.
     alike = q.stride() == out.stride()
     nothing = _sums(q, False)
@@ -293,35 +283,33 @@ def _plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale
     return run
 
 
-def _cluster(k: torch.Tensor, config: Any) -> int:
-    """How many key heads are worked on side by side: as many as leave their keys and values in the L2."""
-    of_head: int = 2 * k.shape[1] * k.shape[3] * k.element_size()
-    return max(int(config["cluster_mib"] * 2**20) // of_head, 1)
-
-
-def _bind_tiles(
-    tensors: tuple[torch.Tensor, ...], scales: tuple[float, float], sign: int, config: Any, causal: bool, lse: bool
-) -> Any:
+def _bind(tensors: tuple[torch.Tensor, ...], config: Any, causal: bool, scale: float, lse: bool) -> Any:
+    """The launcher for q, k, v, the output and the LSE."""
     q, k, v = tensors[:3]
     batch, queries, heads, width = q.shape
     group, tiles = heads // k.shape[2], math.ceil(queries / config["rows"])
-    cluster = min(_cluster(k, config) * group, batch * heads)
+    # As many heads side by side as leave their keys and values in the L2.
+    of_head = 2 * k.shape[1] * width * k.element_size()
+    cluster = min(max(int(config["cluster_mib"] * 2**20) // of_head, 1) * group, batch * heads)
+    # A negative scale turns the order of the scores round; none makes them equal.
+    sign = (scale > 0) - (scale < 0)
+    positive = abs(scale) * math.log2(math.e) if sign else 1.0
     return _launch.bind(
         _attention_kernel,
         (batch * heads * tiles,),
         tensors,
         (
             *(queries, k.shape[1], heads, batch * heads, tiles, cluster),
-            *(_stride(x, dim, 0) for x in (q, k, v) for dim in (0, 2)),
-            *scales,
+            *(_stride(x, dim) for x in (q, k, v) for dim in (0, 2)),
+            *(positive, 2.0 ** math.ceil(math.log2(positive))),
         ),
         {
-            "Q_ROW": _stride(q, 1, 0),
-            "K_ROW": _stride(k, 1, 0),
-            "V_ROW": _stride(v, 1, 0),
+            "Q_ROW": _stride(q, 1),
+            "K_ROW": _stride(k, 1),
+            "V_ROW": _stride(v, 1),
             "GROUP": group,
             "D": width,
-            "DPAD": max(triton.next_power_of_2(width), 16),
+            "DPAD": _padded(q),
             "ROWS": config["rows"],
             "BLOCK": config["block"],
             "STAGES": config["stages"],
@@ -334,57 +322,19 @@ def _bind_tiles(
     )
 
 
-def _bind_hopper(
-    tensors: tuple[torch.Tensor, ...], scales: tuple[float, float], config: Any, causal: bool, lse: bool
-) -> Any:
-    q, k, v = tensors[:3]
-    batch, queries, heads, width = q.shape
-    group, tiles = heads // k.shape[2], math.ceil(queries / hopper.ROWS)
-    cluster = min(_cluster(k, config) * group, batch * heads)
-    launch = _launch.bind(
-        hopper.attention_kernel,
-        (min(batch * heads * tiles, _launch.processors(q.get_device())),),
-        tensors,
-        (
-            *(batch, queries, k.shape[1], heads, group, tiles, cluster, width),
-            *(_stride(x, dim, width) for x in (q, k, v) for dim in (0, 1, 2)),
-            *scales,
-        ),
-        {
-            "D": min(wide for wide in hopper.HEADS if wide >= width),
-            "BLOCK": config["block"],
-            "STAGES": config["stages"],
-            "CAUSAL": causal,
-            "HAS_LSE": lse,
-        },
-        config=config,
-        num_warps=config["num_warps"],
-    )
-    return hopper.with_scratch(launch)
+def _padded(q: torch.Tensor) -> int:
+    """The features of a tile: a power of two that the tensor cores take."""
+    return max(int(triton.next_power_of_2(q.shape[3])), 16)
 
 
-def _stride(x: torch.Tensor, dim: int, alone: int) -> int:
-    """The stride of a dimension; for a single element ``alone``, since nothing is ever added."""
-    return x.stride(dim) if x.shape[dim] > 1 else alone
+def _stride(x: torch.Tensor, dim: int) -> int:
+    """The stride of a dimension; that of a single element counts for nothing."""
+    return x.stride(dim) if x.shape[dim] > 1 else 0
 
 
 def _unit_stride(x: torch.Tensor) -> torch.Tensor:
     """The tensor, copied where the features of a head do not lie side by side."""
     return x if x.shape[3] == 1 or x.stride(3) == 1 else x.contiguous()
-
-
-def _suits_hopper(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> bool:
-    """Whether the tensor memory accelerator can reach every row, and the other bounds of that kernel hold."""
-    return (
-        hopper.HAS_GLUON
-        and scale > 0
-        and q.dtype in (torch.float16, torch.bfloat16)
-        and q.shape[3] <= max(hopper.HEADS)
-        and all(x.data_ptr() % 16 == 0 for x in (q, k, v))
-        # Multiples of 16 bytes; an expanded dimension has none.
-        and q.shape[3] % 8 == 0
-        and all(0 < _stride(x, dim, 8) < 2**38 and _stride(x, dim, 8) % 8 == 0 for x in (q, k, v) for dim in (0, 1, 2))
-    )
 
 
 def _forward(

@@ -263,8 +263,8 @@ def _bind(q: torch.Tensor, k: torch.Tensor, out: torch.Tensor, scale: float) -> 
     (q_b, q_h, q_d), (k_b, k_n, k_h, k_d) = _strides(q), _strides(k)
     arch = _launch.architecture(q.get_device())
     config = _launch.choose(NAME, arch, itemsize=q.element_size(), rows=group, columns=batch * keys * kv_heads)
-    # The interpreter's product of bf16 matrices is wrong.
-    interpreted_bf16 = INTERPRET and q.dtype == torch.bfloat16
+    # Tensor cores would round fp32 to TF32, and the interpreter's product of bf16 matrices is wrong.
+    no_dot = q.element_size() > 2 or (INTERPRET and q.dtype == torch.bfloat16)
     row = triton.next_power_of_2(features)
     # The table counts keys of 128 features; a program takes as many elements of any other length.
     block = max(config["block"] * 128 // row, 1)
@@ -278,7 +278,7 @@ def _bind(q: torch.Tensor, k: torch.Tensor, out: torch.Tensor, scale: float) -> 
     unit = math.gcd(k_b, 16)
     constants |= {"K_B_UNIT": unit, "ALONE": batch == 1, "EVICT": config["evict"]}
     tensors, scalars = (q, k, out), (keys, k_b // unit, scale)
-    if config["kernel"] == "keys" or features > _LONGEST_DOT_ROW or interpreted_bf16:
+    if config["kernel"] == "keys" or features > _LONGEST_DOT_ROW or no_dot:
         block = min(block, triton.next_power_of_2(keys))
         constants |= {"BLOCK": block}
         return bind(_keys_kernel, (kv_heads * triton.cdiv(keys, block), batch), tensors, scalars, constants)

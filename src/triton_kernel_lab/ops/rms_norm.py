@@ -14,7 +14,7 @@ import torch
 from triton_kernel_lab import routing
 from triton_kernel_lab.ops import _checks, _launch
 from triton_kernel_lab.ops._norm import check as check_norm
-from triton_kernel_lab.ops._norm import normalise
+from triton_kernel_lab.ops._norm import normalise, rms_norm_reference
 from triton_kernel_lab.ops._rows import row_count, row_layout
 from triton_kernel_lab.ops._triton import INTERPRET, tl, triton
 
@@ -122,25 +122,6 @@ def _streamed_kernel(
         w = tl.load(w_ptr + first) if HAS_WEIGHT else first
         y = normalise(held.to(tl.float32), rstd, w, offset, HAS_WEIGHT, HAS_OFFSET, LLAMA, dtype)
         tl.store(y_row + first, y, cache_modifier=".cs")
-
-
-def rms_norm_reference(
-    x: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    *,
-    casting: str = "llama",
-    offset: float = 0.0,
-) -> torch.Tensor:
-    """The differentiable PyTorch form of ``rms_norm``; fp64 inputs are computed in fp64."""
-    wide = x if x.dtype == torch.float64 else x.float()
-    y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    if casting == "llama":
-        y = y.to(x.dtype)
-    if weight is not None:
-        scale = weight.to(wide.dtype) + offset
-        y = y.to(wide.dtype) * scale
-    return y.to(x.dtype)
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor | None, eps: float, casting: str) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, overload
 
 import torch
 
@@ -307,11 +307,10 @@ def _join(
     HELD: tl.constexpr,
     DPAD: tl.constexpr,
     MOST: tl.constexpr,
-    LANES: tl.constexpr,
     CHUNK: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """The parts of all splits, up to MOST, added in a fixed order: LANES of them side by side, CHUNK deep at once."""
+    """The parts of all splits, up to MOST, added in order; the reads of CHUNK of them are on their way at once."""
     held = tl.arange(0, HELD)
     columns = tl.arange(0, DPAD)
     every = tl.arange(0, MOST)
@@ -323,35 +322,27 @@ def _join(
         cache_modifier=".cg",
     )
     m = tl.max(tops, 0)
-    base = _base(m)
-    if LANES > 1:
-        base = tl.reshape(tl.broadcast_to(base[None, :], (LANES, HELD)), (LANES * HELD,))
-    base = base[:, None]
-    # The heads of a split follow each other, and splits too. With a column of one no layout changes in the loop.
-    places = tl.arange(0, LANES * HELD)
-    den = tl.zeros((LANES * HELD, 1), tl.float32)
-    acc = tl.zeros((LANES * HELD, DPAD), tl.float32)
-    for s in tl.range(0, splits, CHUNK * LANES, num_stages=1):
+    base = _base(m)[:, None]
+    # With a column of one no layout changes in the loop.
+    den = tl.zeros((HELD, 1), tl.float32)
+    acc = tl.zeros((HELD, DPAD), tl.float32)
+    for s in tl.range(0, splits, CHUNK, num_stages=1):
         for c in tl.static_range(CHUNK):
-            row = ((first + s + c * LANES) * HELD + places)[:, None]
+            row = ((first + s + c) * HELD + held)[:, None]
             at = parts_ptr + row * DPAD + columns[None, :]
             if WHOLE:
                 top = tl.load(stats_ptr + 2 * row, cache_modifier=".cg")
                 more = tl.load(stats_ptr + 2 * row + 1, cache_modifier=".cg")
                 part = tl.load(at, cache_modifier=".cg")
             else:
-                known = ((s + c * LANES + places // HELD < splits) & (places % HELD < taken))[:, None]
+                known = (s + c < splits) & (held < taken)[:, None]
                 top = tl.load(stats_ptr + 2 * row, mask=known, other=float("-inf"), cache_modifier=".cg")
                 more = tl.load(stats_ptr + 2 * row + 1, mask=known, other=0.0, cache_modifier=".cg")
                 part = tl.load(at, mask=known, other=0.0, cache_modifier=".cg")
             w = tl.exp2(top - base)
             den += more * w
             acc += part * w
-    dens = tl.sum(den, 1)
-    if LANES > 1:
-        acc = tl.sum(tl.reshape(acc, (LANES, HELD, DPAD)), 0)
-        dens = tl.sum(tl.reshape(dens, (LANES, HELD)), 0)
-    return acc, m, dens
+    return acc, m, tl.sum(den, 1)
 
 
 @triton.jit
@@ -404,7 +395,6 @@ def _attend_kernel(
     SPLIT: tl.constexpr,
     SINGLE: tl.constexpr,
     MOST: tl.constexpr,
-    LANES: tl.constexpr,
     CHUNK: tl.constexpr,
     WHOLE: tl.constexpr,
     PACK: tl.constexpr,
@@ -461,7 +451,7 @@ def _attend_kernel(
         tl.store(stats_ptr + 2 * row, m, mask=heads < taken)
         tl.store(stats_ptr + 2 * row + 1, den, mask=heads < taken)
         if _split.arrive(counter_ptr + task, splits):
-            total, top, weight = _join(parts_ptr, stats_ptr, part, splits, taken, HELD, DPAD, MOST, LANES, CHUNK, WHOLE)
+            total, top, weight = _join(parts_ptr, stats_ptr, part, splits, taken, HELD, DPAD, MOST, CHUNK, WHOLE)
             held = tl.arange(0, HELD)
             _finish(total, top, weight, out_ptr, lse_ptr, first + held, held < taken, D, HAS_LSE)
 
@@ -534,12 +524,9 @@ def selected_attention_reference(
     v: torch.Tensor,
     indices: torch.Tensor,
     scale: float | None = None,
-    *,
-    return_lse: bool = False,
-) -> Result:
-    """The differentiable PyTorch form of ``selected_attention``; fp64 inputs are computed in fp64."""
-    both = _reference(Inputs(q, k, v, None, indices), _scale_of(q, scale))
-    return both if return_lse else both[0]
+) -> Both:
+    """Output and LSE of ``selected_attention`` in differentiable PyTorch; fp64 inputs are computed in fp64."""
+    return _reference(Inputs(q, k, v, None, indices), _scale_of(q, scale))
 
 
 def selected_attention_paged_reference(
@@ -549,12 +536,9 @@ def selected_attention_paged_reference(
     page_table: torch.Tensor,
     indices: torch.Tensor,
     scale: float | None = None,
-    *,
-    return_lse: bool = False,
-) -> Result:
-    """The differentiable PyTorch form of ``selected_attention_paged``; fp64 inputs are computed in fp64."""
-    both = _reference(Inputs(q, k_cache, v_cache, page_table, indices), _scale_of(q, scale))
-    return both if return_lse else both[0]
+) -> Both:
+    """Output and LSE of ``selected_attention_paged`` in differentiable PyTorch; fp64 inputs are computed in fp64."""
+    return _reference(Inputs(q, k_cache, v_cache, page_table, indices), _scale_of(q, scale))
 
 
 def _expect_shape(name: str, argument: str, x: torch.Tensor, right: bool, expected: str) -> None:
@@ -676,8 +660,7 @@ def _constants(inputs: Inputs, work: _Work, with_lse: bool) -> dict[str, object]
     q, k, v, table, indices = inputs
     group = q.shape[1] // k.shape[2]
     most = triton.next_power_of_2(work.splits)
-    lanes = min(most, work.config.get("lanes", 1))
-    chunk = min(most // lanes, work.config.get("depth", 8))
+    chunk = min(most, work.config["depth"])
     return {
         "METHOD": work.config["method"],
         "HKV": k.shape[2],
@@ -696,9 +679,8 @@ def _constants(inputs: Inputs, work: _Work, with_lse: bool) -> dict[str, object]
         "SPLIT": work.splits > 1,
         "SINGLE": work.each == 1,
         "MOST": most,
-        "LANES": lanes,
         "CHUNK": chunk,
-        "WHOLE": work.splits % (lanes * chunk) == 0 and work.deals * work.held == group,
+        "WHOLE": work.splits % chunk == 0 and work.deals * work.held == group,
         "PACK": 0 if INTERPRET else 4 // q.element_size(),
         "HAS_LSE": with_lse,
     }
@@ -843,6 +825,28 @@ def _attend(inputs: Inputs, scale: float | None, return_lse: bool, validate: boo
     return both if return_lse else both[0]
 
 
+@overload
+def selected_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    indices: torch.Tensor,
+    scale: float | None = None,
+    *,
+    return_lse: Literal[False] = False,
+    validate: bool = False,
+) -> torch.Tensor: ...
+@overload
+def selected_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    indices: torch.Tensor,
+    scale: float | None = None,
+    *,
+    return_lse: Literal[True],
+    validate: bool = False,
+) -> Both: ...
 def selected_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -886,6 +890,30 @@ def selected_attention(
     return _attend(Inputs(q, k, v, None, indices), scale, return_lse, validate)
 
 
+@overload
+def selected_attention_paged(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    indices: torch.Tensor,
+    scale: float | None = None,
+    *,
+    return_lse: Literal[False] = False,
+    validate: bool = False,
+) -> torch.Tensor: ...
+@overload
+def selected_attention_paged(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    indices: torch.Tensor,
+    scale: float | None = None,
+    *,
+    return_lse: Literal[True],
+    validate: bool = False,
+) -> Both: ...
 def selected_attention_paged(
     q: torch.Tensor,
     k_cache: torch.Tensor,

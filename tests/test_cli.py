@@ -18,7 +18,9 @@ import torch
 import typer
 
 from triton_kernel_lab import artifacts, cli, stage_commands
-from triton_kernel_lab.project import Project, find_project
+from triton_kernel_lab.project import Project, find_project, kernel_names
+
+KNOWN = ", ".join(kernel_names())
 
 HEAVY = ("torch", "triton", "numpy", "scipy", "matplotlib", "jsonschema", "tabulate")
 # The lines of the two public descriptions that this project sets out from.
@@ -170,9 +172,9 @@ def test_a_sound_project_verifies_with_zero(
         ("--bogus", "No such option: --bogus; see `triton-kernel-lab --help`."),
         ("bogus", "No such command 'bogus'; see `triton-kernel-lab --help`."),
         ("correctness", "Missing argument 'kernel'; see `triton-kernel-lab --help`."),
-        ("correctness bogus", "kernel bogus: expected one of rms_norm, swiglu."),
-        ("timing bogus", "kernel bogus: expected one of rms_norm, swiglu."),
-        ("--kernel bogus", "kernel bogus: expected one of rmsnorm, swiglu."),
+        ("correctness bogus", f"kernel bogus: expected one of {KNOWN}."),
+        ("timing bogus", f"kernel bogus: expected one of {KNOWN}."),
+        ("--kernel bogus", "kernel bogus: expected one of rmsnorm, swiglu, qk-scores, paged-kv-gather."),
         ("--kernel rmsnorm --dtype float8", "dtype float8: expected one of float16, bfloat16, float32."),
         ("--kernel rmsnorm --shape 128", "rmsnorm: shape 128: expected MxN, found 1 numbers."),
         ("--kernel swiglu --shape 0x8", "shape 0x8: expected positive whole numbers joined by x, such as 128x1024."),

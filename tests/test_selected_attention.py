@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from operator_checks import DEVICE, DTYPES, assert_right, assert_same_bits, randn, strided
 
 from triton_kernel_lab import routing
+from triton_kernel_lab.cases import selected_attention as case
 from triton_kernel_lab.ops import _launch
 from triton_kernel_lab.ops.selected_attention import (
     selected_attention,
@@ -204,6 +205,16 @@ def test_what_is_not_finite_comes_out_where_pytorch_has_it(method: str) -> None:
     assert out[0, :2].isnan().all()
     assert out[0, 2:4, 4].isinf().all()
     assert out[0, 4:].isfinite().all()
+
+
+def test_the_oracle_of_the_case_is_the_formula() -> None:
+    """Counting each row of the cache gives what lists of rows give, to 13 digits; so does the LSE."""
+    for variant in case.CASE.variants:
+        if variant.name != "paged":
+            tensors = variant.inputs((2, 6, 2, 40, 17, 24), torch.float16, torch.Generator(DEVICE).manual_seed(1))
+            found, expected = variant.oracle(*tensors), oracle(*tensors)[1 if variant.name == "lse" else 0]
+            assert isinstance(found, torch.Tensor)
+            assert torch.allclose(found, expected, rtol=1e-13, atol=1e-13)
 
 
 # Checks that must not accept another operator.

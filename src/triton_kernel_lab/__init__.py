@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 __all__ = [
     "add_rms_norm",
     "add_rms_norm_",
+    "flash_attention",
     "int4_linear",
     "pack_int4",
     "paged_kv_gather",
@@ -17,18 +18,21 @@ __all__ = [
     "selected_attention",
     "selected_attention_paged",
     "swiglu",
+    "swiglu_linear",
     "swiglu_packed",
     "unpack_int4",
 ]
 
 if TYPE_CHECKING:
     from triton_kernel_lab.ops.add_rms_norm import add_rms_norm, add_rms_norm_
+    from triton_kernel_lab.ops.flash_attention import flash_attention
     from triton_kernel_lab.ops.int4_linear import int4_linear, pack_int4, unpack_int4
     from triton_kernel_lab.ops.paged_kv_gather import paged_kv_gather
     from triton_kernel_lab.ops.qk_scores import qk_scores
     from triton_kernel_lab.ops.rms_norm import rms_norm
     from triton_kernel_lab.ops.selected_attention import selected_attention, selected_attention_paged
     from triton_kernel_lab.ops.swiglu import swiglu, swiglu_packed
+    from triton_kernel_lab.ops.swiglu_linear import swiglu_linear
 
 _HOME = {name: name.rstrip("_") for name in __all__} | {
     "pack_int4": "int4_linear",

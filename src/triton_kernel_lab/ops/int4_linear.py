@@ -451,12 +451,18 @@ def _plan(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, group_siz
         return _new
     if x.shape[-1] == 0:
         return lambda x, packed, scales: _new(x, packed, scales).zero_()
+    copies_x = row_layout(x) is None
     # Words of 16 bits are read, so bytes that begin at an odd address are copied too.
-    if row_layout(x) is None or not packed.is_contiguous() or packed.data_ptr() & 1:
+    copies_packed = not packed.is_contiguous() or packed.data_ptr() & 1
+    if copies_x or copies_packed:
         dense = torch.contiguous_format
-        return lambda x, packed, scales: _forward(
-            x if row_layout(x) else x.contiguous(), packed.clone(memory_format=dense), scales, group_size
-        )
+
+        def copied(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+            x = x.contiguous() if copies_x else x
+            packed = packed.clone(memory_format=dense) if copies_packed else packed
+            return _forward(x, packed, scales, group_size)
+
+        return copied
     return _bound(x, packed, scales, group_size)
 
 
@@ -608,9 +614,11 @@ def int4_linear(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, gro
     ``y[..., n] = sum over k of x[..., k] * scales[n, k // group_size] * q[n, k]``
     with q from -8 to 7, Dettmers and Zettlemoyer 2022, section 2.1. There are no
     zero points. Products of 16-bit values are summed in fp32, in an order that
-    depends on the shapes alone; a group's scale multiplies its sum where
-    group_size is a multiple of 128 (of 32 for few rows of x), and otherwise the
-    weight, which is then rounded to x's dtype. fp32 inputs are computed in IEEE fp32.
+    follows from the shapes and the launch table; fp32 inputs are computed in
+    IEEE fp32. Up to 32 rows of x a scale multiplies the sum of its group if
+    group_size is a multiple of 32; otherwise it may multiply the weight, which
+    is then rounded to x's dtype. Many rows of x have the weights written out
+    once a call, N K elements of memory, and multiplied by cuBLAS.
 
     Args:
         x: float16, bfloat16 or float32 [..., K] with any strides. Rows that lie

@@ -33,6 +33,8 @@ NAME, PAGED = "selected_attention", "selected_attention_paged"
 _WIDEST_HEAD = 256
 # Query heads that one program of the tensor cores serves; a longer group is dealt out to several.
 _HEADS_TOGETHER = 16
+# Rows are counted in 32 bits, up to a tile beyond the last.
+_MOST_ROWS = 2**31 - 2**16
 # A launch has so many programs along its second and third axis.
 _GRID_LIMIT = 65535
 # What is assumed of a device that is not there: codegen and the interpreter plan as for an H200.
@@ -711,11 +713,11 @@ def _nothing(inputs: Inputs) -> Both:
 
 def _refusal(inputs: Inputs) -> tuple[str, str] | None:
     """The layer and the reason why the kernel does not take these tensors, or None where it does."""
-    q, k, v, _, _ = inputs
+    q, k, v, _, indices = inputs
     if q.shape[2] > _WIDEST_HEAD:
         return "inputs", f"the kernel takes heads of up to {_WIDEST_HEAD} columns, not {q.shape[2]}"
-    if _rows(inputs) >= 2**31:
-        return "inputs", f"the kernel takes caches of less than 2^31 rows, not {_rows(inputs)}"
+    if max(_rows(inputs), indices.shape[-1]) >= _MOST_ROWS:
+        return "inputs", f"the kernel counts fewer than {_MOST_ROWS} rows of a cache and of a choice"
     return _checks.refusal(q, k, v)
 
 

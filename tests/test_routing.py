@@ -239,19 +239,22 @@ def test_tensors_that_are_not_on_a_gpu_are_served_by_pytorch() -> None:
 def compilation_error() -> Exception:
     from triton.compiler.errors import CompilationError
 
-    return CompilationError("kernel", None, "cannot make it")
+    error: Exception = CompilationError("kernel", None, "cannot make it")
+    return error
 
 
 def out_of_resources() -> Exception:
     from triton.runtime.errors import OutOfResources
 
-    return OutOfResources(300_000, 232_448, "shared memory")
+    error: Exception = OutOfResources(300_000, 232_448, "shared memory")
+    return error
 
 
 def assembler_error() -> Exception:
     from triton.runtime.errors import PTXASError
 
-    return PTXASError("ptxas is too old")
+    error: Exception = PTXASError("ptxas is too old")
+    return error
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -315,7 +318,7 @@ def test_f66_a_driver_that_does_not_start_is_answered_by_pytorch(monkeypatch: py
     monkeypatch.setattr(_checks, "triton", Broken())
     monkeypatch.setattr(_checks, "driver_failure", _checks.driver_failure.__wrapped__)
     tensor = SimpleNamespace(dtype=torch.float16, is_cuda=True, device=torch.device("cuda"))
-    assert _checks.refusal(tensor) == (  # type: ignore[arg-type]  # As much of a tensor as is asked for.
+    assert _checks.refusal(tensor) == (
         "device",
         "Triton's driver does not start: RuntimeError: Failed to find C compiler",
     )

@@ -14,6 +14,7 @@ from operator_checks import DEVICE, DTYPES, LOSSES, assert_right, assert_same_bi
 
 from triton_kernel_lab import routing
 from triton_kernel_lab.cases.swiglu_linear import CASE, oracle
+from triton_kernel_lab.lab import check
 from triton_kernel_lab.ops import _launch
 from triton_kernel_lab.ops.swiglu_linear import swiglu_linear, swiglu_linear_reference
 
@@ -136,7 +137,7 @@ def test_f60_every_kernel_is_right_for_every_number_of_rows(kernel: str) -> None
         kernel, {"block_m": 16, "group": 2, "per_processor": 1}
     )
     config = {"kernel": kernel, "block_n": 16, "block_k": 32, "num_stages": 1, "num_warps": 4, **extra}
-    with _launch.forced(config), checks.check.poisoned():
+    with _launch.forced(config), check.poisoned():
         for rows in (1, 5, 20):
             tensors = drawn(rows, 24, 100)
             assert_right(swiglu_linear(*tensors), oracle(*tensors), torch.float32)

@@ -59,8 +59,9 @@ def ratio_of(cell: Mapping[str, Any], name: str | None) -> float | None:
     return found["attainable_ratio"] if found else None
 
 
-def tick_labels(shapes: Sequence[str], width: int = 7) -> list[str]:
+def tick_labels(shapes: Sequence[str]) -> list[str]:
     """Shapes on several lines where one would run into its neighbour."""
+    width = 7 if len(shapes) <= 5 else 5
     return ["\n".join(_wrapped(shape, width)) for shape in shapes]
 
 

@@ -96,7 +96,7 @@ def unit(session: nox.Session) -> None:
     # Pytest ends with 5, so this session with an error, when no test ran.
     session.run("python", "-m", "pytest", *(session.posargs or ["-n", "2", "--dist", "worksteal"]))
     if not session.posargs:  # Whoever chose tests wants those alone.
-        _lab(session, "codegen", "--check", "--changed")
+        _lab(session, "codegen", "--check")
 
 
 @nox.session

@@ -251,33 +251,6 @@ def test_planted_faults_turn_the_check_red(audited: Path, cache: Path, tmp_path:
     assert {path: path.read_bytes() for path in (root / "artifacts").rglob("*.json")} == before
 
 
-def test_unchanged_sources_are_sampled_and_changed_ones_compiled_whole(
-    audited: Path, cache: Path, tmp_path: Path
-) -> None:
-    """With --changed one launch stands for a kernel whose sources stand; a false audit of it and a fault are found."""
-    root = Path(shutil.copytree(audited, tmp_path / "tree"))
-    done = audit(root, "--check", "--changed", cache=cache)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "codegen: planted: unchanged, and one launch of each compiles to the tracked code.\n"
-    path = root / "artifacts/codegen/planted.json"
-    tracked = artifacts.read(path, "codegen")
-    for launch in tracked["launches"]:
-        launch["code"]["registers"] += 1
-    artifacts.write(path, tracked)
-    done = audit(root, "--check", "--changed", cache=cache)
-    assert (done.returncode, "planted: changed: 1 launch compiles to other code" in done.stdout) == (2, True)
-    plant(root)
-    done = audit(root, "--check", "--changed", cache=cache)
-    assert done.returncode == 2
-    assert " spills " in done.stdout
-
-
-def test_changed_means_something_only_for_a_check(audited: Path, cache: Path) -> None:
-    """Alone it would say that an audit is written which is not."""
-    done = audit(audited, "--changed", cache=cache)
-    assert (done.returncode, done.stderr) == (1, "error: --changed: expected --check beside it, found none.\n")
-
-
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("kernel", kernel_names(ROOT))
 def test_every_line_of_a_launch_table_is_audited(kernel: str, target: str) -> None:
@@ -360,7 +333,7 @@ def test_a_missing_pin_is_refused(here: Project) -> None:
 
 def ends_its_process(task: stage.Task) -> Any:
     """Stands for a compiler that aborts on one task."""
-    if task == ("two", "sm_100", None):
+    if task == ("two", "sm_100"):
         os._exit(134)
     return {}, []
 
@@ -369,7 +342,7 @@ def test_a_compiler_that_aborts_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     """When the compiler takes its process along, the kernel and the target are found out."""
     monkeypatch.setattr(stage, "_audit", ends_its_process)
     with pytest.raises(CodegenError, match=r"^codegen of two for sm_100: the compiler brought its process down\.$"):
-        stage._run([("one", "sm_80", None), ("two", "sm_100", None), ("three", "sm_90", None)])
+        stage._run([("one", "sm_80"), ("two", "sm_100"), ("three", "sm_90")])
 
 
 def test_the_stage_writes_where_it_is_tracked(here: Project) -> None:

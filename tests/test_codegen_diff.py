@@ -214,7 +214,7 @@ def test_the_table_holds_each_regression_and_counts_changes() -> None:
     worse = made(launch("sm_80"), launch("sm_90"))
     worse["launches"][0]["code"] |= {"stack_bytes": 8}
     worse["launches"][1]["code"] |= {"registers": 40}
-    said = render(["one"], [], compare("one", made(), worse)).splitlines()
+    said = render(["one"], compare("one", made(), worse)).splitlines()
     assert said[2].split("  ")[0] == "one"
     assert "spills" in said[2]
     assert said[3].startswith("one: changed: 1 launch compiles to other code, first sm_90 _kernel")
@@ -224,7 +224,7 @@ def test_the_table_holds_each_regression_and_counts_changes() -> None:
 def test_a_long_table_says_how_much_it_leaves_out() -> None:
     """Forty rows are shown, and the others are counted."""
     many = [Finding("one", "spills", "sm_80", "_kernel", f"call {index}", "0", "8") for index in range(50)]
-    said = render(["one"], [], many).splitlines()
+    said = render(["one"], many).splitlines()
     assert said[-2] == "10 more."
     assert len(said) == 2 + 40 + 2
 

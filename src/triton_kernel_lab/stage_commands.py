@@ -189,28 +189,20 @@ def export(
 def codegen(
     kernel: Annotated[str | None, typer.Argument(help="A kernel of the registry; default: each of them.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 2 where tracked code differs.")] = False,
-    changed: Annotated[
-        bool, typer.Option(help="With --check: of an unchanged kernel compile one launch only.")
-    ] = False,
 ) -> None:
     """Stage: compile for every target without a GPU and read the binaries."""
     from triton_kernel_lab.codegen import stage
     from triton_kernel_lab.project import kernel_names
     from triton_kernel_lab.report import audit
 
-    if changed and not check:
-        raise ValueError("--changed: expected --check beside it, found none.")
     project = find_project()
-    kernels = [known(kernel)] if kernel else kernel_names()
-    whole = stage.changed(project, kernels) if changed else kernels
-    audits = stage.derive(project, whole)
+    audits = stage.derive(project, [known(kernel)] if kernel else kernel_names())
     if check:
         from triton_kernel_lab.analysis import codegen_diff
         from triton_kernel_lab.report import codegen as report
 
-        sampled = stage.sample([each for each in kernels if each not in whole])
-        findings = codegen_diff.check(project, audits) + codegen_diff.check_sample(project, sampled)
-        say(report.render(list(audits), list(sampled), findings))
+        findings = codegen_diff.check(project, audits)
+        say(report.render(list(audits), findings))
         raise typer.Exit(codegen_diff.exit_code(findings))
     say("\n".join(stage.write(project, audits)))
     audit.write(project, audits)

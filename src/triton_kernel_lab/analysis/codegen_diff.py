@@ -7,7 +7,7 @@ compiled in another configuration is compared with what served the same call bef
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from triton_kernel_lab import artifacts
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project
 
-__all__ = ["CHANGED", "MISSING", "Finding", "check", "check_sample", "compare", "exit_code"]
+__all__ = ["CHANGED", "MISSING", "Finding", "check", "compare", "exit_code"]
 
 OK, FAILED, NOT_COMPARABLE = 0, 2, 3
 # By how much a kernel may grow before it counts as a regression.
@@ -65,20 +65,6 @@ def check(project: Project, derived: Mapping[str, Artifact]) -> list[Finding]:
     return found
 
 
-def check_sample(project: Project, sampled: Mapping[str, Sequence[Launch]]) -> list[Finding]:
-    """The differences between tracked audits and a few new launches of each kernel."""
-    found = []
-    for kernel, launches in sampled.items():
-        before = _by_call(artifacts.read(project.audits / f"{kernel}.json", "codegen"))
-        for (target, function, call, number), now in _by_call({"launches": launches}).items():
-            was = before.get((target, function, call, number))
-            found += [
-                Finding(kernel, rule, target, function or kernel, call, old, new)
-                for rule, old, new in _of_launch(was, now)
-            ]
-    return found
-
-
 def compare(kernel: str, tracked: Artifact | None, derived: Artifact) -> list[Finding]:
     """The differences of one kernel's audits, the gravest first; empty if not a byte differs.
 
@@ -112,7 +98,7 @@ def exit_code(findings: list[Finding]) -> int:
     return NOT_COMPARABLE if all(finding.rule == MISSING for finding in findings) else FAILED
 
 
-def _by_call(audit: Mapping[str, Any]) -> dict[Key, Launch]:
+def _by_call(audit: Artifact) -> dict[Key, Launch]:
     """Each launch under each call that leads to it; a call may launch a function more than once."""
     seen: Counter[tuple[str, str | None, str]] = Counter()
     found: dict[Key, Launch] = {}

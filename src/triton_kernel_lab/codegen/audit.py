@@ -16,15 +16,14 @@ __all__ = ["Record", "audit", "tool_versions"]
 Record = dict[str, Any]
 
 
-def audit(kernel: str, target: str, most: int | None = None) -> list[Record]:
+def audit(kernel: str, target: str) -> list[Record]:
     """The records of a codegen artifact for one kernel and target, in the order of the first calls.
 
     Calls that lead to the same binary share a record, which names them all.
-    ``most`` limits the calls.
     """
     records: dict[Any, Record] = {}
     compiled: dict[Any, tuple[Any, Launch]] = {}
-    for call in calls(load(kernel))[:most]:
+    for call in calls(load(kernel)):
         for key, record, found in _of_call(call, target):
             records.setdefault(key, record)["calls"].append(call.label)
             if found:

@@ -23,16 +23,14 @@ from triton_kernel_lab.codegen.occupancy import TARGETS
 from triton_kernel_lab.project import Project
 from triton_kernel_lab.sources import stage_digest
 
-__all__ = ["CodegenError", "changed", "derive", "sample", "write"]
+__all__ = ["CodegenError", "derive", "write"]
 
 _PROCESSES = 4
 # Settings of Triton, LLVM and ptxas in the environment change what they make; where the cache lies does not.
 _SETTINGS = re.compile(r"(TRITON|NVPTX|PTXAS|LLVM|MLIR|DISABLE|ALLOW|USE_IR)_")
 _KEPT = frozenset({"TRITON_CACHE_DIR", "TRITON_HOME"})
 
-Task = tuple[str, str, int | None]
-# What is compiled of a kernel whose sources stand as they were audited.
-_SAMPLED = TARGETS[1]
+Task = tuple[str, str]
 
 
 class CodegenError(ValueError):
@@ -47,7 +45,7 @@ def derive(project: Project, kernels: Sequence[str]) -> dict[str, Artifact]:
             compiler brought its process down.
     """
     version = _require_pinned(project.root)
-    results = _run([(kernel, target, None) for kernel in kernels for target in TARGETS])
+    results = _run([(kernel, target) for kernel in kernels for target in TARGETS])
     return {
         kernel: {
             "artifact_kind": "codegen",
@@ -61,31 +59,12 @@ def derive(project: Project, kernels: Sequence[str]) -> dict[str, Artifact]:
             "inputs": [],
             "kernel": kernel,
             "triton": version,
-            "tools": results[kernel, TARGETS[0], None][0],
+            "tools": results[kernel, TARGETS[0]][0],
             "targets": list(TARGETS),
-            "launches": [record for target in TARGETS for record in results[kernel, target, None][1]],
+            "launches": [record for target in TARGETS for record in results[kernel, target][1]],
         }
         for kernel in kernels
     }
-
-
-def changed(project: Project, kernels: Sequence[str]) -> list[str]:
-    """The kernels whose tracked audit is missing, or was made from other sources or by another Triton."""
-    version = _require_pinned(project.root)
-    found = []
-    for kernel in kernels:
-        path = project.audits / f"{kernel}.json"
-        tracked = artifacts.read(path, "codegen") if path.is_file() else None
-        now = (stage_digest(project.root, "codegen", kernel), version)
-        if tracked is None or (tracked["producer"]["source_sha256"], tracked["triton"]) != now:
-            found.append(kernel)
-    return found
-
-
-def sample(kernels: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """The launches of the first call of some kernels on one target, as an audit lists them."""
-    results = _run([(kernel, _SAMPLED, 1) for kernel in kernels])
-    return {kernel: results[kernel, _SAMPLED, 1][1] for kernel in kernels}
 
 
 def write(project: Project, audits: Mapping[str, Artifact]) -> list[str]:
@@ -125,7 +104,7 @@ def _run(tasks: list[Task]) -> dict[Task, Any]:
     """What each task gives; a task whose process dies is found by running what is left one by one."""
     pending: dict[Task, Future[Any]] = {}
     results: dict[Task, Any] = {}
-    with _pool(max(1, min(len(tasks), _PROCESSES, os.cpu_count() or 1))) as pool:
+    with _pool(min(len(tasks), _PROCESSES, os.cpu_count() or 1)) as pool:
         with contextlib.suppress(BrokenProcessPool):
             for task in tasks:
                 pending[task] = pool.submit(_audit, task)
@@ -140,7 +119,7 @@ def _alone(task: Task) -> Any:
         try:
             return pool.submit(_audit, task).result()
         except BrokenProcessPool as error:
-            kernel, target, _ = task
+            kernel, target = task
             raise CodegenError(f"codegen of {kernel} for {target}: the compiler brought its process down.") from error
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import math
+import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import operator_checks as checks
 import pytest
@@ -12,10 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_checks import DEVICE, DTYPES, LOSSES, amid_poison, assert_right, assert_same_bits, randn, strided
+from torch.utils.checkpoint import checkpoint
 
 from triton_kernel_lab import rms_norm, routing
 from triton_kernel_lab.cases.rms_norm import eager
 from triton_kernel_lab.ops import _launch
+from triton_kernel_lab.ops._rms_norm_backward import rms_norm_backward
 
 op = importlib.import_module("triton_kernel_lab.ops.rms_norm")
 # The interpreter computes with NumPy, which warns where a GPU is silent.
@@ -127,8 +131,7 @@ def test_f04_the_weight_of_no_rows_has_a_gradient_of_zeros(shape: tuple[int, ...
     """An empty batch gives the weight zeros, not whatever memory held."""
     x = torch.empty(shape, device=DEVICE, requires_grad=True)
     weight = torch.ones(shape[-1], device=DEVICE, requires_grad=True)
-    with routing.strict(False):
-        rms_norm(x, weight).sum().backward()
+    rms_norm(x, weight).sum().backward()
     assert x.grad is not None
     assert x.grad.shape == x.shape
     assert weight.grad is not None
@@ -148,10 +151,9 @@ def test_f05_a_row_longer_than_any_block(columns: int) -> None:
 
 
 def test_f05_a_long_row_has_gradients() -> None:
-    """The differentiable form has no limit on the row either."""
+    """The backward pass has no limit on the row either."""
     x = randn(2, 65537).requires_grad_()
-    with routing.strict(False):
-        (found,) = checks.gradients(rms_norm, torch.sum, x)
+    (found,) = checks.gradients(rms_norm, torch.sum, x)
     (expected,) = checks.gradients(oracle, torch.sum, x.detach().double().requires_grad_())
     assert torch.allclose(found.double(), expected, atol=1e-5)
 
@@ -287,8 +289,7 @@ def test_f18_weight_and_input_may_differ_in_dtype(dtype: torch.dtype, weight_dty
     weight = None if weight_dtype is None else randn(80, dtype=weight_dtype, seed=1)
     assert_right(rms_norm(x, weight), oracle(x, weight), dtype)
     tensors = [tensor.requires_grad_() for tensor in (x, weight) if tensor is not None]
-    with routing.strict(False):
-        found = checks.gradients(rms_norm, torch.sum, *tensors)
+    found = checks.gradients(rms_norm, torch.sum, *tensors)
     assert [grad.dtype for grad in found] == [tensor.dtype for tensor in tensors]
     assert all(grad.isfinite().all() for grad in found)
 
@@ -311,8 +312,7 @@ def test_llama_rounds_before_the_weight_and_gemma_after() -> None:
 def test_f08_strided_and_expanded_gradients_are_the_references(loss: str) -> None:
     """Whatever the layout of the incoming gradient, dx and dweight are those of float64."""
     x, weight = randn(2, 16, 256).requires_grad_(), randn(256, seed=1).requires_grad_()
-    with routing.strict(False):
-        found = checks.gradients(rms_norm, LOSSES[loss], x, weight)
+    found = checks.gradients(rms_norm, LOSSES[loss], x, weight)
     wide = (tensor.detach().double().requires_grad_() for tensor in (x, weight))
     expected = checks.gradients(oracle, LOSSES[loss], *wide)
     assert all(torch.allclose(a.double(), b, rtol=1e-4, atol=1e-4) for a, b in zip(found, expected, strict=True))
@@ -322,11 +322,10 @@ def test_f08_strided_and_expanded_gradients_are_the_references(loss: str) -> Non
 def test_f49_f50_exactly_the_gradients_asked_for(asked: tuple[bool, bool]) -> None:
     """The graph is never cut, and what asks for no gradient gets none."""
     x, weight = randn(3, 80).requires_grad_(asked[0]), randn(80).requires_grad_(asked[1])
-    with routing.strict(False):
-        y = rms_norm(x, weight)
-        assert y.requires_grad == any(asked)
-        if any(asked):
-            y.sum().backward()
+    y = rms_norm(x, weight)
+    assert y.requires_grad == any(asked)
+    if any(asked):
+        y.sum().backward()
     assert (x.grad is not None, weight.grad is not None) == asked
 
 
@@ -340,10 +339,109 @@ def test_f49_no_gradient_is_wanted_under_no_grad() -> None:
         assert_right(y, oracle(x, weight.detach()), x.dtype)
 
 
-def test_f49_strict_mode_says_that_a_gradient_leaves_triton() -> None:
-    """In strict mode a call that wants a gradient raises rather than runs the PyTorch form."""
+@pytest.mark.parametrize(("casting", "offset"), [("llama", 0.0), ("llama", 1.0), ("gemma", 1.0)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_every_casting_and_offset_are_those_of_float64(
+    dtype: torch.dtype, casting: str, offset: float
+) -> None:
+    """A large eps, an offset and either casting reach the backward pass as they reached the forward pass."""
+    x, weight, dy = randn(5, 80, dtype=dtype), randn(80, dtype=dtype, seed=1), randn(5, 80, dtype=dtype, seed=2)
+    pairs = []
+    functions: list[tuple[Any, torch.dtype]] = [(rms_norm, dtype), (op.rms_norm_reference, torch.float64)]
+    for function, wide in functions:
+        leaves = [tensor.to(wide).requires_grad_() for tensor in (x.detach(), weight.detach())]
+        function(*leaves, eps=0.5, casting=casting, offset=offset).backward(dy.to(wide))
+        pairs.append([leaf.grad for leaf in leaves])
+    limit = 1e-5 if dtype == torch.float32 else 2e-2
+    for found, expected in zip(*pairs, strict=True):
+        assert found.dtype == dtype
+        assert torch.allclose(found.double(), expected, rtol=limit, atol=limit)
+
+
+def test_f50_one_gradient_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass is told exactly what is wanted, also by autograd.grad of one input out of two."""
+    wanted = []
+
+    def recording(*tensors: Any, want_x: bool, want_weight: bool, **how: Any) -> object:
+        wanted.append((want_x, want_weight))
+        return rms_norm_backward(*tensors, want_x=want_x, want_weight=want_weight, **how)
+
+    monkeypatch.setattr(op, "rms_norm_backward", recording)
+    for asked in ((True, True), (True, False), (False, True)):
+        rms_norm(randn(3, 80).requires_grad_(asked[0]), randn(80).requires_grad_(asked[1])).sum().backward()
+    assert wanted == [(True, True), (True, False), (False, True)]
+
+
+def test_f52_the_incoming_gradient_is_left_alone() -> None:
+    """A gradient that the caller keeps, one row for all or lazily negated, is as it was after the backward pass."""
+    for dy in (randn(80, seed=2).expand(3, 80), torch._neg_view(randn(3, 80, seed=2))):
+        before, x = dy.clone(), randn(3, 80).requires_grad_()
+        (found,) = torch.autograd.grad(rms_norm(x), x, dy)
+        (expected,) = torch.autograd.grad(rms_norm(x), x, before)
+        assert torch.equal(dy, before)
+        assert_same_bits(found, expected)
+
+
+def test_f20_half_precision_rows_are_summed_in_fp32() -> None:
+    """An incoming 2048 and forty ones make 2088, where a running fp16 sum stays at 2048"""
+    x = torch.ones(41, 16, dtype=torch.float16, device=DEVICE)
+    weight = torch.ones(16, dtype=torch.float16, device=DEVICE, requires_grad=True)
+    dy = x.clone()
+    dy[0] = 2048
+    # 1 / sqrt(1 + eps) rounds to 1, as the casting wants it.
+    rms_norm(x, weight).backward(dy)
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2088.0] * 16
+
+
+def test_f53_an_input_changed_in_place_is_noticed() -> None:
+    """The backward pass never computes from an x that was written over after the forward pass."""
+    x = randn(3, 80).requires_grad_() * 1
+    y = rms_norm(x)
+    x.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_f54_activation_checkpointing_changes_no_gradient() -> None:
+    """A checkpointed call gives the same bits as a plain one."""
+    found = []
+    for call in (rms_norm, lambda *leaves: checkpoint(rms_norm, *leaves, use_reentrant=False)):
+        leaves = [randn(3, 80).requires_grad_(), randn(80, seed=1).requires_grad_()]
+        call(*leaves).pow(2).sum().backward()
+        found.append([leaf.grad for leaf in leaves])
+    for output, expected in zip(*found, strict=True):
+        assert_same_bits(output, expected)
+
+
+def test_a_second_derivative_is_refused_in_one_sentence() -> None:
+    """It raises even where the incoming gradient needs none; the PyTorch form has the second derivative."""
+    x = randn(3, 80).requires_grad_()
+    with pytest.raises(RuntimeError, match=r"^rms_norm: a second derivative .* call rms_norm_reference instead\.$"):
+        torch.autograd.grad(rms_norm(x).sum(), x, create_graph=True)
+    (dx,) = torch.autograd.grad(op.rms_norm_reference(x).sum(), x, create_graph=True)
+    assert dx.requires_grad
+
+
+def test_f49_what_triton_does_not_differentiate_leaves_it() -> None:
+    """In strict mode float64 and per-sample gradients raise; else the PyTorch form gives them."""
+    x = randn(3, 80)
+    wide = x.double().requires_grad_()
+
+    def each(rows: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(torch.func.grad(lambda row: rms_norm(row).pow(3).sum()))(rows)
+
+    with pytest.raises(routing.FallbackError, match=r"rms_norm: not served by Triton \(inputs: "):
+        rms_norm(wide)
     with pytest.raises(routing.FallbackError, match=r"rms_norm: not served by Triton \(autograd: "):
-        rms_norm(randn(3, 80).requires_grad_())
+        each(x)
+    with routing.strict(False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = each(x)
+        rms_norm(wide).pow(3).sum().backward()
+        assert wide.grad is not None
+        assert torch.allclose(found.double(), wide.grad, atol=1e-4)
+    routing.forget()
 
 
 # Torch itself scripts a decomposition when forward mode first meets an operator.
@@ -373,10 +471,26 @@ def test_f56_compiles_into_one_graph(wants_grad: bool, dynamic: bool) -> None:
         lambda x, weight: rms_norm(x, weight) * 2, fullgraph=True, backend="aot_eager", dynamic=dynamic
     )
     weight = randn(80, seed=1)
-    with routing.strict(False):
-        for rows in (1, 3):
-            x = randn(rows, 80).requires_grad_(wants_grad)
-            assert torch.equal(compiled(x, weight), rms_norm(x, weight) * 2)
+    for rows in (1, 3):
+        x = randn(rows, 80).requires_grad_(wants_grad)
+        assert torch.equal(compiled(x, weight), rms_norm(x, weight) * 2)
+
+
+@pytest.mark.parametrize("asked", [(True, True), (False, True)])
+def test_f56_training_compiles_into_one_graph(asked: tuple[bool, bool]) -> None:
+    """Compiled forward and backward passes give the gradients of the eager ones, served by Triton, no more of them."""
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x, weight: rms_norm(x, weight, 0.5, casting="gemma", offset=1.0), fullgraph=True, backend="aot_eager"
+    )
+    x, weight = randn(3, 80).requires_grad_(asked[0]), randn(80, seed=1).requires_grad_(asked[1])
+    found = checks.gradients(compiled, LOSSES["every_second"], x, weight)
+    eager = checks.gradients(
+        lambda x, weight: rms_norm(x, weight, 0.5, casting="gemma", offset=1.0), LOSSES["every_second"], x, weight
+    )
+    for output, expected, wanted in zip(found, eager, asked, strict=True):
+        assert (output is not None) == wanted
+        assert not wanted or torch.equal(output, expected)
 
 
 def test_f56_a_batch_that_grows_recompiles_once() -> None:
@@ -408,6 +522,18 @@ def test_f56_torch_library_finds_the_op_sound(with_weight: bool) -> None:
     weight = randn(80) if with_weight else None
     for x in (randn(3, 80), randn(3, 160)[:, ::2]):
         torch.library.opcheck(op._rms_norm_op, (x, weight, 1e-6, "llama", 0.0))
+    leaves = [None if tensor is None else tensor.requires_grad_() for tensor in (randn(3, 80), weight)]
+    torch.library.opcheck(op._rms_norm_op, (*leaves, 1e-6, "gemma", 1.0))
+
+
+def test_f56_meta_tensors_have_meta_gradients() -> None:
+    """Training on the meta device describes both gradients and runs nothing."""
+    x = torch.empty(6, 80, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    weight = torch.empty(80, device="meta", requires_grad=True)
+    rms_norm(x, weight).sum().backward()
+    for leaf in (x, weight):
+        assert leaf.grad is not None
+        assert (leaf.grad.shape, leaf.grad.dtype, leaf.grad.is_meta) == (leaf.shape, leaf.dtype, True)
 
 
 def test_f56_tensors_made_in_inference_mode_compile() -> None:

@@ -128,9 +128,29 @@ def test_the_environment_can_ask_for_strict_mode(monkeypatch: pytest.MonkeyPatch
         rms_norm(wide(3, 8))
 
 
-def test_a_wanted_gradient_is_recorded_without_a_warning() -> None:
-    """Differentiating is the documented path: it stands in the record, and warns nobody."""
-    assert heard(rms_norm, randn(2, 8).requires_grad_()) == []
+def test_a_gradient_is_served_by_triton_where_the_call_is() -> None:
+    """A wanted gradient neither warns nor stands in the record, and strict mode lets it pass."""
+    x = randn(2, 8).requires_grad_()
+    with routing.strict():
+        assert heard(lambda: rms_norm(x).sum().backward()) == []
+    assert routing.report() == []
+
+
+def test_a_gradient_of_what_triton_does_not_take_leaves_for_that_reason() -> None:
+    """The record names the inputs, not the gradient, and the gradient is there."""
+    x = wide().requires_grad_()
+    assert len(heard(lambda: rms_norm(x).sum().backward())) == 1
+    assert x.grad is not None
+    assert routing.report() == [WIDE]
+
+
+# Torch itself scripts a decomposition when forward mode first meets an operator.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_forward_mode_is_recorded_without_a_warning() -> None:
+    """Forward mode through the PyTorch form is the documented path: it stands in the record, and warns nobody."""
+    with torch.autograd.forward_ad.dual_level():
+        messages = heard(rms_norm, torch.autograd.forward_ad.make_dual(randn(2, 8), randn(2, 8)))
+    assert [message for message in messages if "rms_norm" in message] == []
     assert [(route.layer, route.served_by) for route in routing.report()] == [("autograd", "torch")]
 
 

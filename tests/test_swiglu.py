@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 
 import operator_checks as checks
 import pytest
@@ -12,9 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_checks import DEVICE, DTYPES, LOSSES, amid_poison, assert_right, assert_same_bits, randn, strided
+from torch.utils.checkpoint import checkpoint
 
 from triton_kernel_lab import routing, swiglu, swiglu_packed
 from triton_kernel_lab.ops import _launch
+from triton_kernel_lab.ops._swiglu_backward import swiglu_backward, swiglu_packed_backward
 
 op = importlib.import_module("triton_kernel_lab.ops.swiglu")
 # The interpreter computes with NumPy, which warns where a GPU is silent.
@@ -119,8 +122,7 @@ def test_f04_an_empty_tensor_gives_an_empty_one(shape: tuple[int, ...], warm: bo
 def test_f04_empty_tensors_have_empty_gradients() -> None:
     """The backward pass of no rows gives no rows."""
     gate = torch.empty(2, 0, 128, device=DEVICE, requires_grad=True)
-    with routing.strict(False):
-        swiglu(gate, gate.detach()).sum().backward()
+    swiglu(gate, gate.detach()).sum().backward()
     assert gate.grad is not None
     assert gate.grad.shape == gate.shape
 
@@ -235,8 +237,7 @@ def test_f10_plans_of_aligned_and_misaligned_pointers_differ() -> None:
 def test_f08_strided_and_expanded_gradients_are_the_references(loss: str) -> None:
     """Whatever the layout of the incoming gradient, both halves' gradients are those of float64."""
     gate, up = (randn(2, 16, 256, seed=seed).requires_grad_() for seed in (0, 1))
-    with routing.strict(False):
-        found = checks.gradients(swiglu, LOSSES[loss], gate, up)
+    found = checks.gradients(swiglu, LOSSES[loss], gate, up)
     wide = (tensor.detach().double().requires_grad_() for tensor in (gate, up))
     expected = checks.gradients(oracle, LOSSES[loss], *wide)
     assert all(torch.allclose(a.double(), b, rtol=1e-5, atol=1e-5) for a, b in zip(found, expected, strict=True))
@@ -246,20 +247,18 @@ def test_f08_strided_and_expanded_gradients_are_the_references(loss: str) -> Non
 def test_f49_f50_exactly_the_gradients_asked_for(asked: tuple[bool, bool]) -> None:
     """The graph is never cut, and what asks for no gradient gets none."""
     gate, up = randn(3, 80).requires_grad_(asked[0]), randn(3, 80).requires_grad_(asked[1])
-    with routing.strict(False):
-        y = swiglu(gate, up)
-        assert y.requires_grad == any(asked)
-        if any(asked):
-            y.sum().backward()
+    y = swiglu(gate, up)
+    assert y.requires_grad == any(asked)
+    if any(asked):
+        y.sum().backward()
     assert (gate.grad is not None, up.grad is not None) == asked
 
 
 def test_f49_a_packed_tensor_gets_the_gradients_of_both_halves() -> None:
     """The gradient of a packed tensor holds the gate's and the up's side by side."""
     both = randn(3, 160).requires_grad_()
-    with routing.strict(False):
-        (found,) = checks.gradients(swiglu_packed, torch.sum, both)
-        halves = checks.gradients(swiglu, torch.sum, *(half.detach().requires_grad_() for half in both.chunk(2, -1)))
+    (found,) = checks.gradients(swiglu_packed, torch.sum, both)
+    halves = checks.gradients(swiglu, torch.sum, *(half.detach().requires_grad_() for half in both.chunk(2, -1)))
     assert_same_bits(found, torch.cat(halves, -1))
 
 
@@ -267,10 +266,83 @@ def test_f49_a_packed_tensor_gets_the_gradients_of_both_halves() -> None:
 def test_f18_gradients_have_the_dtype_of_their_tensors(dtype: torch.dtype) -> None:
     """Half-precision halves get half-precision gradients, none of them NaN."""
     halves = [randn(3, 80, dtype=dtype, seed=seed).requires_grad_() for seed in (0, 1)]
-    with routing.strict(False):
-        found = checks.gradients(swiglu, torch.sum, *halves)
+    found = checks.gradients(swiglu, torch.sum, *halves)
     assert [grad.dtype for grad in found] == [dtype, dtype]
     assert all(grad.isfinite().all() for grad in found)
+
+
+def test_f50_one_gradient_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass is told exactly what is wanted."""
+    wanted = []
+
+    def recording(*tensors: torch.Tensor, want_gate: bool, want_up: bool) -> object:
+        wanted.append((want_gate, want_up))
+        return swiglu_backward(*tensors, want_gate=want_gate, want_up=want_up)
+
+    monkeypatch.setattr(op, "swiglu_backward", recording)
+    for asked in ((True, True), (True, False), (False, True)):
+        swiglu(*(randn(3, 80).requires_grad_(each) for each in asked)).sum().backward()
+    assert wanted == [(True, True), (True, False), (False, True)]
+
+
+@pytest.mark.parametrize("function", [swiglu, swiglu_packed])
+def test_f52_the_incoming_gradient_is_left_alone(function: Callable[..., torch.Tensor]) -> None:
+    """A gradient that the caller keeps, dense, one row for all or lazily negated, is as it was."""
+    x = randn(3, 80).requires_grad_()
+    inputs = (x,) if function is swiglu_packed else (x, randn(3, 80, seed=1))
+    width = function(*inputs).shape[-1]
+    dense = randn(3, width, seed=2)
+    for dy in (dense, dense[:1].expand(3, width), torch._neg_view(dense)):
+        before = dy.clone()
+        (found,) = torch.autograd.grad(function(*inputs), x, dy)
+        (expected,) = torch.autograd.grad(function(*inputs), x, before)
+        assert torch.equal(dy, before)
+        assert_same_bits(found, expected)
+
+
+def test_f54_activation_checkpointing_changes_no_gradient() -> None:
+    """A checkpointed call gives the same bits as a plain one."""
+    found = []
+    for call in (swiglu_packed, lambda x: checkpoint(swiglu_packed, x, use_reentrant=False)):
+        x = randn(3, 80).requires_grad_()
+        call(x).pow(2).sum().backward()
+        found.append(x.grad)
+    assert_same_bits(*found)
+
+
+def test_a_second_derivative_is_refused_in_one_sentence() -> None:
+    """It raises even where the incoming gradient needs none."""
+    x = randn(3, 80).requires_grad_()
+    for y in (swiglu(x, x), swiglu_packed(x)):
+        with pytest.raises(RuntimeError, match=r"^swiglu: a second derivative .* call swiglu_reference instead\.$"):
+            torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("function", [lambda x: swiglu(x, x), swiglu_packed], ids=["halves", "packed"])
+def test_f49_what_triton_does_not_differentiate_leaves_it(function: Callable[..., torch.Tensor]) -> None:
+    """Float64 raises in strict mode; else the PyTorch form gives its gradient and its second."""
+    wide = randn(2, 6).double().requires_grad_()
+    with pytest.raises(routing.FallbackError, match=r"swiglu: not served by Triton \(inputs: "):
+        function(wide)
+    with routing.strict(False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert torch.autograd.gradcheck(function, wide)
+        assert torch.autograd.gradgradcheck(function, wide)
+    routing.forget()
+
+
+def test_one_launch_writes_the_gradient_of_a_packed_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd adds no two tensors filled up with zeros: the packed kernel gives the gradient as it is."""
+    given = []
+
+    def recording(*tensors: torch.Tensor) -> torch.Tensor:
+        given.append(swiglu_packed_backward(*tensors))
+        return given[-1]
+
+    monkeypatch.setattr(op, "swiglu_packed_backward", recording)
+    x = randn(3, 4, 160).requires_grad_()
+    (found,) = torch.autograd.grad(swiglu_packed(x).sum(), x)
+    assert [gradient.data_ptr() for gradient in given] == [found.data_ptr()]
 
 
 # The compiler, fake and meta tensors.
@@ -281,10 +353,25 @@ def test_f56_compiles_into_one_graph(wants_grad: bool) -> None:
     """torch.compile meets no graph break in either form, and the result is the eager call's."""
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: swiglu_packed(x) + swiglu(x, x)[..., ::2], fullgraph=True, backend="eager")
-    with routing.strict(False):
-        for rows in (1, 3):
-            x = randn(rows, 80).requires_grad_(wants_grad)
-            assert torch.equal(compiled(x), swiglu_packed(x) + swiglu(x, x)[..., ::2])
+    for rows in (1, 3):
+        x = randn(rows, 80).requires_grad_(wants_grad)
+        assert torch.equal(compiled(x), swiglu_packed(x) + swiglu(x, x)[..., ::2])
+
+
+@pytest.mark.parametrize("asked", [(True, True), (True, False), (False, True)])
+def test_f56_training_compiles_into_one_graph(asked: tuple[bool, bool]) -> None:
+    """Compiled forward and backward passes give the gradients of the eager ones, served by Triton, no more of them."""
+
+    def both(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return swiglu(gate, up)[..., ::2] * swiglu_packed(gate)
+
+    torch._dynamo.reset()
+    halves = [randn(3, 80, seed=seed).requires_grad_(each) for seed, each in enumerate(asked)]
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
+    found, eager = (checks.gradients(function, torch.sum, *halves) for function in (compiled, both))
+    for output, expected, wanted in zip(found, eager, asked, strict=True):
+        assert (output is not None) == wanted
+        assert not wanted or torch.equal(output, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -298,6 +385,8 @@ def test_f56_torch_library_finds_the_op_sound() -> None:
     """torch.library's own check of schema, fake kernel and dispatch passes, strided halves included."""
     for both in (randn(3, 160).chunk(2, -1), (randn(3, 160)[:, ::2], randn(3, 80))):
         torch.library.opcheck(op._swiglu_op, tuple(both))
+    torch.library.opcheck(op._swiglu_op, (randn(3, 80).requires_grad_(), randn(3, 80)))
+    torch.library.opcheck(op._swiglu_packed_op, (randn(3, 160)[:, :80].requires_grad_(),))
 
 
 # Launch configurations.

@@ -162,7 +162,10 @@ def _imports(package: Path, name: str) -> list[str]:
         raise SourceError(f"{path}: expected a source file, found none ({error.strerror}).") from error
     except SyntaxError as error:
         raise SourceError(f"{path}: expected Python, found {error.msg} at line {error.lineno}.") from error
-    files = ("/".join(parts) + ".py" for parts in dotted if parts)
+    files = ["/".join(parts) + ".py" for parts in dotted if parts]
+    # An operator's module reads the launch table of its own name.
+    folder, _, stem = name.removesuffix(".py").rpartition("/")
+    files += [f"ops/launch/{stem}.json"] if folder == "ops" else []
     return [file for file in files if (package / file).is_file()]
 
 

@@ -23,7 +23,7 @@ from triton_kernel_lab.ops import _checks, _launch
 from triton_kernel_lab.ops._rows import RowLayout, row_count, row_layout
 from triton_kernel_lab.ops._triton import tl, triton
 
-__all__ = ["rms_norm_backward"]
+__all__ = ["rms_norm_backward", "rms_norm_backward_op"]
 
 OPERATOR, NAME = "rms_norm backward", "_rms_norm_backward"
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None]
@@ -219,20 +219,29 @@ def _columns_kernel(parts_ptr, dw_ptr, parts, N: tl.constexpr, BLOCK: tl.constex
 
 
 def _reference(inputs: Inputs, eps: float, llama: bool, offset: float) -> Gradients:
-    """Both gradients by PyTorch; its gradient of the rounding to x's dtype is 1, as the kernels take it to be."""
+    """Both gradients by PyTorch, of fp64 in fp64.
+
+    Its gradient of the rounding to x's dtype is 1, as the kernels take it to be.
+    """
     dy, x, weight, plus = inputs
-    wide, g = x.float(), dy.float()
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    wide, g = x.to(dtype), dy.to(dtype)
     rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     normed = wide * rstd
-    scaled = g if weight is None else g * (weight.float() + offset)
+    scaled = g if weight is None else g * (weight.to(dtype) + offset)
     dx = (scaled - normed * (scaled * normed).mean(-1, keepdim=True)) * rstd
     if plus is not None:
-        dx = dx + plus.float()
-    share = g * (normed.to(x.dtype).float() if llama else normed)
+        dx = dx + plus.to(dtype)
+    share = g * (normed.to(x.dtype).to(dtype) if llama else normed)
     return dx.to(x.dtype), None if weight is None else share.reshape(-1, share.shape[-1]).sum(0).to(weight.dtype)
 
 
 _plans = _launch.PlanCache()
+
+
+def _nothing(want: tuple[bool, bool], dy: torch.Tensor, x: torch.Tensor, weight: Any, plus: Any) -> Gradients:
+    """The gradients where nothing is launched: no rows add up to a gradient of zeros."""
+    return x.new_empty(x.shape) if want[0] else None, weight.new_zeros(weight.shape) if want[1] else None
 
 
 def _route(inputs: Inputs, how: tuple[Any, ...], want: tuple[bool, bool]) -> _Run:
@@ -243,6 +252,8 @@ def _route(inputs: Inputs, how: tuple[Any, ...], want: tuple[bool, bool]) -> _Ru
         return dx if want[0] else None, dw if want[1] else None
 
     dy, x, weight, plus = inputs
+    if x.is_meta:
+        return functools.partial(_nothing, want)
     refusal = _checks.refusal(x, dy, weight, plus)
     run: _Run = routing.triton_route(OPERATOR, refusal, lambda: _plan(inputs, how, want), reference)
     return run
@@ -253,12 +264,7 @@ def _plan(inputs: Inputs, how: tuple[Any, ...], want: tuple[bool, bool]) -> _Run
     dy, x, weight, plus = inputs
     want_x, want_weight = want
     if x.numel() == 0 or not any(want):
-
-        def nothing(dy: torch.Tensor, x: torch.Tensor, weight: Any, plus: Any) -> Gradients:
-            # No rows add up to a gradient of zeros.
-            return x.new_empty(x.shape) if want_x else None, torch.zeros_like(weight) if want_weight else None
-
-        return nothing
+        return functools.partial(_nothing, want)
     dy_layout, x_layout = row_layout(dy), row_layout(x)
     scattered = weight is not None and weight.numel() > 1 and weight.stride(0) != 1
     if dy_layout is None or x_layout is None or scattered or not (plus is None or plus.is_contiguous()):
@@ -386,3 +392,36 @@ def rms_norm_backward(
     """
     how = (float(eps), casting == "llama", float(offset))
     return _forward((dy, x, weight, plus if want_x else None), how, (want_x, want_weight and weight is not None))
+
+
+@torch.library.custom_op("triton_kernel_lab::rms_norm_backward", mutates_args=())
+def rms_norm_backward_op(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    casting: str,
+    offset: float,
+    want_x: bool,
+    want_weight: bool,
+) -> list[torch.Tensor]:
+    """``rms_norm_backward`` for the dispatcher: a list of the gradients that are wanted, as no output may be None."""
+    found = rms_norm_backward(
+        dy, x, weight, eps, casting=casting, offset=offset, want_x=want_x, want_weight=want_weight
+    )
+    return [gradient for gradient in found if gradient is not None]
+
+
+@rms_norm_backward_op.register_fake
+def _(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    casting: str,
+    offset: float,
+    want_x: bool,
+    want_weight: bool,
+) -> list[torch.Tensor]:
+    wanted = (x if want_x else None, weight if want_weight else None)
+    return [tensor.new_empty(tensor.shape) for tensor in wanted if tensor is not None]

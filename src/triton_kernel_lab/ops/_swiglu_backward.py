@@ -18,7 +18,7 @@ from triton_kernel_lab.ops import _checks, _launch
 from triton_kernel_lab.ops._rows import RowLayout, row_count, row_layout
 from triton_kernel_lab.ops._triton import tl, triton
 
-__all__ = ["swiglu_backward", "swiglu_packed_backward"]
+__all__ = ["swiglu_backward", "swiglu_backward_op", "swiglu_packed_backward", "swiglu_packed_backward_op"]
 
 OPERATOR, NAME = "swiglu backward", "_swiglu_backward"
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None]
@@ -89,10 +89,11 @@ def _common(layouts: list[RowLayout]) -> list[RowLayout] | None:
 
 
 def _reference(dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both gradients by PyTorch."""
-    g, wide = dy.float(), gate.float()
+    """Both gradients by PyTorch, of fp64 in fp64."""
+    dtype = torch.promote_types(gate.dtype, torch.float32)
+    g, wide = dy.to(dtype), gate.to(dtype)
     opened = torch.sigmoid(wide)
-    dgate = g * up.float() * opened * (1.0 + wide * (1.0 - opened))
+    dgate = g * up.to(dtype) * opened * (1.0 + wide * (1.0 - opened))
     return dgate.to(gate.dtype), (g * (wide * opened)).to(gate.dtype)
 
 
@@ -105,6 +106,8 @@ def _route(dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, want: tuple[b
             return torch.cat([dgate, dup], -1), None
         return dgate if want[0] else None, dup if want[1] else None
 
+    if gate.is_meta:
+        return lambda dy, gate, up: _outputs(gate, want, packed)
     refusal = _checks.refusal(gate, dy, up)
     run: _Run = routing.triton_route(OPERATOR, refusal, lambda: _plan(dy, gate, up, want, packed), reference)
     return run
@@ -207,3 +210,28 @@ def swiglu_packed_backward(dy: torch.Tensor, gate_up: torch.Tensor) -> torch.Ten
     both, _ = _forward(dy, gate_up[..., :half], gate_up[..., half:], (True, True), packed=True)
     assert both is not None
     return both
+
+
+@torch.library.custom_op("triton_kernel_lab::swiglu_backward", mutates_args=())
+def swiglu_backward_op(
+    dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, want_gate: bool, want_up: bool
+) -> list[torch.Tensor]:
+    """``swiglu_backward`` for the dispatcher: a list of the gradients that are wanted, as no output may be None."""
+    found = swiglu_backward(dy, gate, up, want_gate=want_gate, want_up=want_up)
+    return [gradient for gradient in found if gradient is not None]
+
+
+@swiglu_backward_op.register_fake
+def _(dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, want_gate: bool, want_up: bool) -> list[torch.Tensor]:
+    return [gate.new_empty(gate.shape) for wanted in (want_gate, want_up) if wanted]
+
+
+@torch.library.custom_op("triton_kernel_lab::swiglu_packed_backward", mutates_args=())
+def swiglu_packed_backward_op(dy: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+    """``swiglu_packed_backward`` for the dispatcher."""
+    return swiglu_packed_backward(dy, gate_up)
+
+
+@swiglu_packed_backward_op.register_fake
+def _(dy: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+    return gate_up.new_empty(gate_up.shape)

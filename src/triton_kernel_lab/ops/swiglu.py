@@ -10,10 +10,17 @@ import math
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from triton_kernel_lab import routing
 from triton_kernel_lab.ops import _checks, _launch
 from triton_kernel_lab.ops._rows import RowLayout, row_count, row_layout
+from triton_kernel_lab.ops._swiglu_backward import (
+    swiglu_backward,
+    swiglu_backward_op,
+    swiglu_packed_backward,
+    swiglu_packed_backward_op,
+)
 from triton_kernel_lab.ops._triton import tl, triton
 
 __all__ = ["swiglu", "swiglu_packed", "swiglu_reference"]
@@ -157,6 +164,102 @@ def _(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return gate.new_empty(gate.shape)
 
 
+@torch.library.custom_op("triton_kernel_lab::swiglu_packed", mutates_args=())
+def _swiglu_packed_op(gate_up: torch.Tensor) -> torch.Tensor:
+    return _forward(*_halves(gate_up))
+
+
+@_swiglu_packed_op.register_fake
+def _(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = _halves(gate_up)
+    _check(gate, up)
+    return gate.new_empty(gate.shape)
+
+
+def _halves(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    half = gate_up.shape[-1] // 2
+    return gate_up[..., :half], gate_up[..., half:]
+
+
+def _keep(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _op_backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """The gradients through the dispatcher, which asks no more of a tensor than its shape."""
+    found = iter(swiglu_backward_op(dy, *ctx.saved_tensors, *ctx.needs_input_grad))
+    return tuple(next(found) if wanted else None for wanted in ctx.needs_input_grad)
+
+
+def _packed_op_backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+    return swiglu_packed_backward_op(dy, *ctx.saved_tensors)
+
+
+_swiglu_op.register_autograd(_op_backward, setup_context=_keep)
+_swiglu_packed_op.register_autograd(_packed_op_backward, setup_context=_keep)
+
+
+def _dispatched(*tensors: torch.Tensor) -> bool:
+    """Whether a call must go through the dispatcher; asked in the order that the operator explains."""
+    return torch.compiler.is_compiling() or any(
+        type(tensor) not in _launch.PLAIN_TYPES or tensor.is_neg() for tensor in tensors
+    )
+
+
+def _expect_first_derivative() -> None:
+    # Not once_differentiable: it lets a call pass whose dy needs no gradient, though dgate depends on gate.
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "swiglu: a second derivative (create_graph=True) is wanted, and the kernels have only the first;"
+            " call swiglu_reference instead."
+        )
+
+
+class _SwiGLU(torch.autograd.Function):
+    """The operator and its gradients without the dispatcher, which costs more than a small kernel runs."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate, up)
+        return _forward(gate, up)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        _expect_first_derivative()
+        gate, up = ctx.saved_tensors
+        if _dispatched(dy, gate, up):
+            return _op_backward(ctx, dy)
+        want_gate, want_up = ctx.needs_input_grad
+        return swiglu_backward(dy, gate, up, want_gate=want_gate, want_up=want_up)
+
+
+class _PackedSwiGLU(torch.autograd.Function):
+    """As ``_SwiGLU``, with one gradient for both halves."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate_up)
+        return _forward(*_halves(gate_up))
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+        _expect_first_derivative()
+        (gate_up,) = ctx.saved_tensors
+        return _packed_op_backward(ctx, dy) if _dispatched(dy, gate_up) else swiglu_packed_backward(dy, gate_up)
+
+
+def _no_gradient(gate: torch.Tensor, up: torch.Tensor) -> tuple[str, str] | None:
+    """The layer and the reason why the kernels do not give the derivative that is wanted, or None where they do."""
+    if forward_ad._current_level >= 0:
+        return "autograd", "a derivative in forward mode is wanted, and the kernels have none"
+    # What is compiled asks when it runs; on the meta device nothing runs.
+    if torch.compiler.is_compiling() or gate.is_meta:
+        return None
+    if torch._C._are_functorch_transforms_active():
+        return "autograd", "a transform of torch.func is active, and the kernels do not see through it"
+    return _checks.refusal(gate, up)
+
+
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Gated activation ``silu(gate) * up``, computed in fp32 and rounded once.
 
@@ -169,18 +272,26 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
     Returns:
         A contiguous tensor with the shape and dtype of gate. When a gradient
-        is wanted the differentiable PyTorch form computes it.
+        is wanted the backward pass runs a Triton kernel too, and computes
+        exactly the gradients asked for. The differentiable PyTorch form serves
+        forward mode, torch.func, and what Triton does not take.
 
     Raises:
         TypeError: gate is not floating-point, or the dtypes differ.
         ValueError: the shapes or devices differ.
+        RuntimeError: from the backward pass where it is called with
+            create_graph=True: there is no second derivative. That of
+            ``swiglu_reference`` has one.
         triton_kernel_lab.routing.FallbackError: strict mode, and Triton does
             not serve the call.
     """
-    if _checks.wants_grad(gate, up):
+    wanted = _checks.wants_grad(gate, up)
+    if wanted and (reason := _no_gradient(gate, up)):
         _check(gate, up)
-        _checks.note_autograd(NAME)
+        if not torch.compiler.is_compiling():
+            routing.fallback(NAME, *reason)
         return swiglu_reference(gate, up)
+    result: torch.Tensor
     # The dispatcher also materialises a lazy negation, which the memory does not show. Compiling is asked
     # first, because Dynamo cannot trace is_neg.
     if (
@@ -189,18 +300,23 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         or gate.is_neg()
         or up.is_neg()
     ):
-        result: torch.Tensor = _swiglu_op(gate, up)
-        return result
-    return _forward(gate, up)
+        result = _swiglu_op(gate, up)
+    elif wanted:
+        result = _SwiGLU.apply(gate, up)
+    else:
+        result = _forward(gate, up)
+    return result
 
 
 def swiglu_packed(gate_up: torch.Tensor) -> torch.Tensor:
     """``swiglu`` of one tensor [..., 2F] whose first half is the gate.
 
-    Both halves are read in place. Returns a contiguous tensor [..., F].
+    Both halves are read in place. Returns a contiguous tensor [..., F]. Its
+    gradient is one tensor [..., 2F], which one launch writes.
 
     Raises:
         ValueError: the last dimension is odd.
+        TypeError, RuntimeError, FallbackError: as ``swiglu``.
     """
     _checks.expect(
         gate_up.ndim >= 1 and gate_up.shape[-1] % 2 == 0,
@@ -209,5 +325,8 @@ def swiglu_packed(gate_up: torch.Tensor) -> torch.Tensor:
         "an even last dimension",
         tuple(gate_up.shape),
     )
-    half = gate_up.shape[-1] // 2
-    return swiglu(gate_up[..., :half], gate_up[..., half:])
+    if _checks.wants_grad(gate_up) and _no_gradient(gate_up, gate_up) is None:
+        packed = _swiglu_packed_op if _dispatched(gate_up) else _PackedSwiGLU.apply
+        result: torch.Tensor = packed(gate_up)
+        return result
+    return swiglu(*_halves(gate_up))

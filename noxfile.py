@@ -91,12 +91,13 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def unit(session: nox.Session) -> None:
-    """The tests, kernels through Triton's interpreter where there is no GPU, and the codegen audit."""
+    """The codegen audit, and the tests, kernels through Triton's interpreter where there is no GPU."""
     _prepare(session, "test", extras=("gpu",))
+    if not session.posargs:  # Whoever chose tests wants those alone.
+        # First: a spill is told in a minute, and not after the tests.
+        _lab(session, "codegen", "--check")
     # Pytest ends with 5, so this session with an error, when no test ran.
     session.run("python", "-m", "pytest", *(session.posargs or ["-n", "2", "--dist", "worksteal"]))
-    if not session.posargs:  # Whoever chose tests wants those alone.
-        _lab(session, "codegen", "--check")
 
 
 @nox.session

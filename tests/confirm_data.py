@@ -92,7 +92,7 @@ def files(source: str, runner: str = "synthetic-gpu") -> dict[str, str]:
         f"ops/{KERNEL}.py": source,
         f"ops/launch/{KERNEL}.json": "{}\n",
         # Of these a verdict and a measurement state the digest.
-        **{f"lab/{name}.py": "" for name in ("confirm", "confirm_worker", "timing", "worker")},
+        **{f"lab/{name}.py": "" for name in ("confirm", "confirm_worker", "prepare", "timing", "worker")},
     }
     whole = {f"{PACKAGE}/{name}": text for name, text in own.items()}
     return whole | {"params.yaml": PARAMS.format(runner=runner), "dvc.yaml": "stages: {}\n"}

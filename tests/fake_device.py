@@ -20,6 +20,8 @@ class Device:
         self.clock_mhz = 1980
         self.reasons: tuple[str, ...] = ()
         self.windows = 0
+        self.spins: list[int] = []
+        self.peak_bytes = 4096
 
     def event(self, enable_timing: bool) -> Any:
         assert enable_timing
@@ -52,6 +54,14 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(cuda, "current_device", lambda: 0)
     monkeypatch.setattr(cuda, "get_device_properties", lambda index: SimpleNamespace(L2_cache_size=1 << 20))
     monkeypatch.setattr(cuda, "synchronize", lambda: made.log.append("synchronize"))
-    monkeypatch.setattr(cuda, "_sleep", lambda cycles: made.log.append("spin"))
+    monkeypatch.setattr(cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(cuda, "memory_allocated", lambda: 1000)
+    monkeypatch.setattr(cuda, "max_memory_allocated", lambda: 1000 + made.peak_bytes)
+
+    def sleep(cycles: int) -> None:
+        made.log.append("spin")
+        made.spins.append(cycles)
+
+    monkeypatch.setattr(cuda, "_sleep", sleep)
     monkeypatch.setattr(cuda, "Event", made.event)
     return made

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import fake_device
 import pytest
@@ -83,6 +85,46 @@ def test_a_window_that_waited_for_the_host_is_flagged(device: Device) -> None:
     device.exposed = {1}
     found = timed(device, "cold_clean", 4, "a")["a"]
     assert found.flags == {"launch_exposed": [1], "clock_low": [], "power_cap": [], "thermal": []}
+
+
+def test_a_window_that_waited_for_the_host_spins_twice_as_long_next_time(device: Device) -> None:
+    """The spin of a subject grows until the host stays ahead, and only that subject's."""
+    device.exposed = {0, 1}
+    timed(device, "cold_clean", 4, "a")
+    first, *others = device.spins
+    assert others == [2 * first, 4 * first, 4 * first]
+
+
+def test_a_call_through_autograd_is_in_no_graph(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward pass runs on the stream of its forward pass, so its subject is left out of the graph regime."""
+    captured: list[str] = []
+
+    def capture(bench: Bench, subject: window.Subject) -> Any:
+        captured.append(subject.name)
+        return SimpleNamespace(replay=lambda: None), 4, 1000
+
+    monkeypatch.setattr(Bench, "_capture", capture)
+    plain, through = subject(device, "a"), subject(device, "b")
+    through.sets = [(torch.ones(2, requires_grad=True) * 2,)]
+    found = Bench(1 << 20, 1, seed=7).time([plain, through], "graph", 3)
+    assert captured == ["a"]
+    assert list(found) == ["a"]
+
+
+def test_a_slow_subject_is_sampled_less_often_and_a_fast_one_as_often_as_asked(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty milliseconds a sample get a quarter of the samples, interleaved with the first of the others."""
+    bench = Bench(1 << 20, 0, seed=7)
+    subjects = [subject(device, name) for name in "ab"]
+    bench.warm_up(subjects)
+    monkeypatch.setitem(bench._typical_ns, "a", 20_000_000)
+    device.log.clear()
+    found = bench.time(subjects, "cold_clean", 40)
+    assert {name: len(window.samples_ns) for name, window in found.items()} == {"a": 10, "b": 40}
+    assert calls(device.log, "ab")[20:] == ["b"] * 30
+    called = bench.time(subjects, "call", 3)
+    assert {name: window.calls_per_sample for name, window in called.items()} == {"a": 1, "b": 50}
 
 
 Change = Callable[[Device], None]

@@ -181,6 +181,46 @@ def test_f68_falling_back_between_the_checks_ends_the_process(device: Device, mo
         measured(monkeypatch, call)
 
 
+def noisy(*inputs: torch.Tensor) -> torch.Tensor:
+    """One element is off by three times the limit of an element; the norm hardly notices."""
+    out = RIGHT(*inputs)
+    out.view(-1)[0] += 0.008
+    return out
+
+
+def test_the_eager_form_is_judged_by_its_norm_alone(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sets the limit of an element itself; zeros in its place are void all the same, and so is another's outlier."""
+    found = {}
+    for name, call in (("eager", noisy), ("other", noisy), ("zeros", lambda x, weight: torch.zeros_like(x))):
+        candidate = Candidate("eager" if name == "zeros" else name, "baseline", "torch", call)
+        monkeypatch.setattr(candidates, "build", lambda *arguments, made=candidate: [made])
+        with torch.no_grad():
+            (record,) = worker.measure_cell(CASE, (8, 128), torch.float16, Bench(1 << 20, 1, 7), {"warm": 2}, 7)
+        found[name] = record["status"]
+    assert found == {"eager": "ok", "other": "invalid", "zeros": "invalid"}
+
+
+def test_what_a_call_needs_of_memory_is_on_record(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allocator's peak during one call, without what was allocated before; none where nothing was timed."""
+    device.peak_bytes = 12_288
+    assert measured(monkeypatch, RIGHT)["peak_bytes"] == 12_288
+    assert measured(monkeypatch, spoiling())["peak_bytes"] is None
+
+
+@pytest.mark.gpu
+def test_the_memory_of_a_call_is_its_output_and_what_it_builds_meanwhile() -> None:
+    """A sum of 4 MiB through a product of 8 MiB needs 12 MiB at its peak, whatever was there before."""
+    x = torch.ones(1 << 20, device="cuda")
+    kept = torch.ones(1 << 24, device="cuda")
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        wide = torch.cat([x, x])
+        return wide[: 1 << 20] + 1
+
+    assert worker._peak_bytes(Subject("call", call, [(x,)])) == 12 << 20
+    del kept
+
+
 # What is in a window, and what is not.
 
 

@@ -1,4 +1,4 @@
-"""What is timed side by side: our operator, its baselines, and a copy of the same bytes."""
+"""What is timed side by side: our operator, its baselines and companions, and a copy of the same bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from triton_kernel_lab.cases._base import Baseline, Case, Dims, Outputs, Tensors
+from triton_kernel_lab.cases._base import Baseline, Case, Dims, Outputs, Tensors, dtype_name
 from triton_kernel_lab.ops import _launch
 from triton_kernel_lab.ops._triton import INTERPRET
 
@@ -19,7 +19,7 @@ MODES = {"torch_compile": None, "torch_compile_max_autotune": "max-autotune-no-c
 
 @dataclass(frozen=True)
 class Candidate:
-    """A callable to time; ``role`` is triton, baseline or anchor, ``served_by`` the code that runs.
+    """A callable to time; ``role`` is triton, companion, baseline or anchor, ``served_by`` the code that runs.
 
     ``call`` takes what ``prepare`` makes of an input set, once and untimed;
     ``in_place`` as in ``Baseline``. ``unavailable`` says why there is nothing
@@ -50,7 +50,7 @@ def _copy(case: Case, dims: Dims, dtype: torch.dtype, device: torch.device) -> C
     return lambda *inputs: target.copy_(source)
 
 
-def _baseline(name: str, served_by: str, call: Callable[..., Outputs] | Baseline) -> Candidate:
+def _given(name: str, role: str, served_by: str, call: Callable[..., Outputs] | Baseline) -> Candidate:
     given = call if isinstance(call, Baseline) else Baseline(call)
 
     def prepare(*inputs: torch.Tensor) -> Tensors:
@@ -58,13 +58,13 @@ def _baseline(name: str, served_by: str, call: Callable[..., Outputs] | Baseline
         # The others are given the same inputs.
         return tuple(tensor.clone() for tensor in prepared) if given.in_place else prepared
 
-    return Candidate(name, "baseline", served_by, given.call, prepare, given.in_place)
+    return Candidate(name, role, served_by, given.call, prepare, given.in_place)
 
 
 def _peer(name: str, load: Callable[[], Callable[..., Outputs] | Baseline]) -> Candidate:
     """Other people's kernel, or the reason why it cannot be had here."""
     try:
-        return _baseline(name, name, load())
+        return _given(name, "baseline", name, load())
     except Exception as error:
         # Whatever a package's import raises here, the others are still to be timed.
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -80,13 +80,16 @@ def build(case: Case, dims: Dims, dtype: torch.dtype, device: torch.device) -> l
     # Without a reset the ninth shape meets Dynamo's recompile limit and runs eagerly.
     torch._dynamo.reset()
     variant = case.variants[0]
+    # Cells that serve one table are not worth the minutes that max-autotune takes for some of them.
+    modes = list(MODES)[:1] if (dims, dtype_name(dtype)) in case.also else list(MODES)
     ours = "interpreter" if INTERPRET else "triton"
     return [
         Candidate("triton", "triton", ours, variant.run),
         Candidate("eager", "baseline", "torch", variant.eager),
-        *(Candidate(name, "baseline", "inductor", compiled(case, mode)) for name, mode in MODES.items()),
-        *(_baseline(name, "torch", call) for name, call in case.library.items()),
+        *(Candidate(name, "baseline", "inductor", compiled(case, MODES[name])) for name in modes),
+        *(_given(name, "baseline", "torch", call) for name, call in case.library.items()),
         *(_peer(name, load) for name, load in case.peers.items()),
+        *(_given(name, "companion", ours, call) for name, call in case.companions.items()),
         Candidate("copy", "anchor", "torch", _copy(case, dims, dtype, device)),
     ]
 

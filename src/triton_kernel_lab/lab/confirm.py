@@ -234,7 +234,7 @@ def wanted(kernels: Iterable[str], request: Request) -> list[Cell]:
     found = []
     for case in cases:
         cells = [(case.parse_dims(shape), dtype) for shape, dtype in request.cells]
-        for dims, dtype in cells or [(dims, dtype) for dims in case.timed for dtype in case.timed_dtypes]:
+        for dims, dtype in cells or case.cells:
             if dtype not in DTYPES:
                 raise ValueError(f"--cell: dtype {dtype}: expected one of {', '.join(DTYPES)}.")
             names = {"kernel": case.name, "base_kernel": olds.get(case.name, case.name), "shape": shape_name(dims)}

@@ -66,6 +66,10 @@ def _cells(case: Case, *, smoke: bool) -> Iterator[tuple[Variant, Dims, str]]:
                 # The interpreter truncates bf16 stores, so its bf16 says nothing of the kernel.
                 if not (smoke and dtype == "bfloat16"):
                     yield variant, dims, dtype
+    if not smoke:
+        for dims, dtype in case.also:
+            if dims not in case.checked:
+                yield case.variants[0], dims, dtype
 
 
 def run(project: Project, kernel: str, progress: Callable[[str], None] = lambda line: None) -> None:
@@ -83,7 +87,7 @@ def run(project: Project, kernel: str, progress: Callable[[str], None] = lambda 
     with routing.strict(), torch.no_grad():
         for variant, dims, dtype in _cells(case, smoke=smoke):
             progress(f"{kernel} {variant.name} {shape_name(dims)} {dtype}")
-            baseline = not smoke and variant is case.variants[0] and dims in case.timed and dtype in case.timed_dtypes
+            baseline = not smoke and variant is case.variants[0] and (dims, dtype) in case.cells
             cells.append(check_cell(case, variant, dims, DTYPES[dtype], device, compile_baseline=baseline))
     path = project.artifacts / "correctness" / f"{kernel}.json"
     failed = [cell for cell in cells if not cell["passed"]]

@@ -127,9 +127,8 @@ def run(project: Project, kernel: str, progress: Callable[[str], None] = lambda 
     body: Mapping[str, Any] = _nothing("not_requested", "runner cpu has no GPU")
     if project.runner != "cpu":
         case = load(kernel)
-        cells = [(dims, dtype) for dims in case.timed for dtype in case.timed_dtypes]
-        progress(f"{kernel}: {len(cells)} cells")
-        body = count(case, cells, CANDIDATES, project.measure)
+        progress(f"{kernel}: {len(case.cells)} cells")
+        body = count(case, case.cells, CANDIDATES, project.measure)
     # Without git nobody can tell what was counted, and where nothing was there is nothing to believe.
     sound = git["git_tree_dirty"] is False and body["counter_status"] == "ok"
     artifacts.write(

@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 import torch
 
-__all__ = ["Reading", "driver_version", "other_processes", "policy", "read"]
+__all__ = ["Reading", "driver_version", "number", "other_processes", "policy", "read"]
 
 _REASONS = {
     0x0000000000000004: "power_cap",
@@ -43,6 +43,12 @@ def _ask(call: Any, *arguments: Any) -> Any:
     with contextlib.suppress(pynvml.NVMLError):
         return call(*arguments)
     return None
+
+
+def number(index: int) -> int | None:
+    """Which device of its host it is, as nvidia-smi counts."""
+    found: int | None = _ask(pynvml.nvmlDeviceGetIndex, _handle(index))
+    return found
 
 
 def driver_version() -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,9 @@ __all__ = ["MeasurementError", "cost_record", "measure", "run"]
 
 Cells = Iterable[tuple[Dims, str]]
 _WORKER = "triton_kernel_lab.lab.worker"
+_PREPARE = "triton_kernel_lab.lab.prepare"
+# One process that compiles keeps about four cores busy; more than four of them wait for the device.
+_CORES_EACH, _MOST_PREPARING = 4, 4
 
 
 class MeasurementError(RuntimeError):
@@ -75,6 +79,26 @@ def _started(plan: Mapping[str, Any]) -> Iterator[Callable[[Callable[[str], None
                 process.kill()
 
 
+def _prepare(plan: Mapping[str, Any]) -> None:
+    """Fill the compilers' caches with several processes, where there are cores for them.
+
+    What fails there fails again, and is told, in the process that measures.
+    """
+    count = min((os.cpu_count() or 1) // _CORES_EACH, _MOST_PREPARING, len(plan["cells"]))
+    if count < 2:
+        return
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        plan_path, lock = Path(folder, "plan.json"), Path(folder, "lock")
+        plan_path.write_text(json.dumps(plan), encoding="utf-8")
+        command = [sys.executable, "-m", _PREPARE, str(plan_path), str(lock)]
+        for share in range(count):
+            stack.enter_context(
+                subprocess.Popen(
+                    [*command, str(share), str(count)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
+            )
+
+
 def _merge(cells: list[dict[str, Any]], fresh: list[dict[str, Any]], index: int) -> None:
     """Add one process's runs to the cells; a candidate that failed in any process has failed."""
     for cell in fresh:
@@ -120,7 +144,9 @@ def measure(
     with contextlib.ExitStack() as stack:
         # All are started at once, for loading PyTorch takes longer than measuring a cell. One that waits has
         # not touched the device yet.
-        for index, measure_in in enumerate([stack.enter_context(_started(plan)) for plan in plans]):
+        waiting = [stack.enter_context(_started(plan)) for plan in plans]
+        _prepare(plans[0])
+        for index, measure_in in enumerate(waiting):
             result = measure_in(progress)
             processes.append(result["process"])
             _merge(measured, result["cells"], index)
@@ -148,10 +174,9 @@ def run(project: Project, kernel: str, progress: Callable[[str], None] = lambda 
         body: dict[str, Any] = {"protocol": nothing, "processes": [], "cells": []}
         body |= {"status": "not_measured", "reason": "no CUDA device", "claim_kind": "exploratory"}
     else:
-        cells = [(dims, dtype) for dims in case.timed for dtype in case.timed_dtypes]
         # Without git nobody can tell what was measured.
         claim = "measured" if git["git_tree_dirty"] is False else "exploratory"
-        body = measure(case, cells, project.measure, progress)
+        body = measure(case, case.cells, project.measure, progress)
         body |= {"status": "measured", "reason": None, "claim_kind": claim}
     artifacts.write(
         project.artifacts / "timing" / f"{kernel}.json",

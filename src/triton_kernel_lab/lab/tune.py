@@ -23,9 +23,9 @@ Config = Mapping[str, int | str]
 _FIRST_SAMPLES, _FINAL_SAMPLES, _FINALISTS = 30, 200, 5
 
 
-def table_path(root: Path, kernel: str) -> Path:
+def table_path(root: Path, case: Case) -> Path:
     """Where a kernel's launch table is tracked."""
-    return root / "src/triton_kernel_lab/ops/launch" / f"{kernel}.json"
+    return case.table or root / "src/triton_kernel_lab/ops/launch" / f"{case.name}.json"
 
 
 def _trimmed_mean(samples: list[int]) -> float:
@@ -110,7 +110,7 @@ def run(project: Project, kernel: str, progress: Callable[[str], None] = print) 
                     "config": config,
                 }
             )
-    path = table_path(project.root, kernel)
+    path = table_path(project.root, case)
     table = json.loads(path.read_text(encoding="utf-8"))
     table["architectures"][arch] = entries
     artifacts.validate(table, "launch_table", str(path))

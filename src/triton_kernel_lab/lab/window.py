@@ -23,10 +23,18 @@ __all__ = ["EVENT_REGIMES", "Bench", "Subject", "Window"]
 
 EVENT_REGIMES = ("cold_clean", "cold_dirty", "warm")
 _CALLS = 50
+# Clock cycles, some 5 ms: longer than that many calls take the host.
+_CALLS_SPIN = 10_000_000
 _GRAPH_CALLS = 512
+# A sample that takes longer than this is taken less often, so that a slow baseline does not set the pace.
+_SLOW_NS = 5_000_000
+_FEWEST = 5
+# What the calls of one sample of the host may keep the device busy with.
+_CALLS_NS = 20_000_000
 _LOW_CLOCK = 0.9
-# A sixth of a millisecond: longer than the enqueueing of most calls.
-_SHORTEST_SPIN = 300_000
+# Clock cycles, some 75 us: with the sweep behind it longer than the enqueueing of most calls.
+_SHORTEST_SPIN = 150_000
+_LONGEST_SPIN = 1 << 26
 
 
 @dataclass
@@ -64,26 +72,28 @@ class Bench:
         self._sweep = Sweep(sweep_bytes, torch.device("cuda", self.device))
         self._warmup_ns = warmup_ms * 1_000_000
         self._order = random.Random(seed)
-        self._spin_cycles = _SHORTEST_SPIN
+        self._spins: dict[str, int] = {}
+        self._typical_ns: dict[str, int] = {}
+        self._fastest_mhz = 0
         self._l2_bytes = torch.cuda.get_device_properties(self.device).L2_cache_size
 
     def warm_up(self, subjects: Sequence[Subject]) -> None:
-        """Run the real loop until lazy work is done and the clock has settled."""
+        """Run the real loop until lazy work is done, the clock has settled and every spin is long enough."""
+        self._spins = {}
         end = time.perf_counter_ns() + self._warmup_ns
         rounds = 0
         while rounds < 3 or time.perf_counter_ns() < end:
-            slowest = 0
             for subject in subjects:
-                started = time.perf_counter_ns()
-                self._sample(subject, "cold_clean", rounds, spin=False)
-                slowest = max(slowest, time.perf_counter_ns() - started)
-                torch.cuda.synchronize()
-            # What enqueueing a sample costs the host is what the spin must cover.
-            self._spin_cycles = max(_SHORTEST_SPIN, 4 * slowest)
+                # Warm: without a sweep to hide behind, enqueueing a call needs the longest spin.
+                self._typical_ns[subject.name], _ = self._sample(subject, "cold_clean", rounds)
+                self._sample(subject, "warm", rounds)
             rounds += 1
 
     def time(self, subjects: Sequence[Subject], regime: str, samples: int) -> dict[str, Window]:
-        """Samples of every subject, interleaved; the order reverses from block to block."""
+        """Samples of every subject, interleaved; the order reverses from block to block.
+
+        A subject whose sample takes longer than 5 ms gets fewer of them, in the first blocks.
+        """
         # Capturing a graph empties the allocator's cache: what a call needs is taken here, not in a window.
         for subject in subjects:
             for _ in range(3):
@@ -94,50 +104,55 @@ class Bench:
         if regime == "call":
             return self._time_calls(subjects, samples)
         windows = {subject.name: Window(1) for subject in subjects}
+        counts = {subject.name: self._worth(subject.name, samples) for subject in subjects}
         order = list(subjects)
         self._order.shuffle(order)
         for block in range(samples):
             timed = {}
-            for subject in order:
-                start, end, exposed = self._sample(subject, regime, block, spin=True)
-                # Before the next one is enqueued: behind a long queue the device waits, inside the window,
-                # for commands that it has not fetched yet.
-                torch.cuda.synchronize()
-                timed[subject.name] = (_elapsed_ns(start, end), exposed)
+            for subject in (each for each in order if block < counts[each.name]):
+                timed[subject.name] = self._sample(subject, regime, block)
             self._close(windows, timed)
             order.reverse()
         return windows
 
-    def _sample(
-        self, subject: Subject, regime: str, block: int, *, spin: bool
-    ) -> tuple[torch.cuda.Event, torch.cuda.Event, bool]:
-        """Enqueue one sample behind a spin, so that the host stays ahead; its events, and whether it did not."""
-        if spin:
-            torch.cuda._sleep(self._spin_cycles)
+    def _worth(self, name: str, samples: int, calls: int = 1) -> int:
+        """How many samples of so many calls a subject gets."""
+        duration = self._typical_ns.get(name, 0) * calls
+        return samples if duration <= _SLOW_NS else max(samples * _SLOW_NS // duration, min(samples, _FEWEST))
+
+    def _sample(self, subject: Subject, regime: str, block: int) -> tuple[int, bool]:
+        """One sample behind a spin, so that the host stays ahead: nanoseconds, and whether it did not."""
         inputs = subject.sets[block % len(subject.sets)]
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        spin = self._spins.setdefault(subject.name, _SHORTEST_SPIN)
+        torch.cuda._sleep(spin)
         if regime == "warm":
             subject.call(*inputs)
         elif regime == "cold_clean":
             self._sweep.clean()
         else:
             self._sweep.dirty()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         outputs = subject.call(*inputs)
         end.record()
         # A start that the device has already passed means that it waited for the host.
         exposed = start.query()
+        if exposed:
+            self._spins[subject.name] = min(2 * spin, _LONGEST_SPIN)
         # Poisoned and freed here, the memory is what the next call is given.
         _poison(outputs)
-        return start, end, exposed
+        # Before the next one is enqueued: behind a long queue the device waits, inside the window,
+        # for commands that it has not fetched yet.
+        torch.cuda.synchronize()
+        return _elapsed_ns(start, end), exposed
 
     def _close(self, windows: dict[str, Window], timed: dict[str, tuple[int, bool]]) -> None:
         """Store one sample of each subject with the flags of its block."""
         reading = nvml.read(self.device)
         self.readings.append(reading)
-        fastest = max((other.sm_clock_mhz or 0 for other in self.readings), default=0)
+        self._fastest_mhz = max(self._fastest_mhz, reading.sm_clock_mhz or 0)
         raised = {
-            "clock_low": (reading.sm_clock_mhz or fastest) < _LOW_CLOCK * fastest,
+            "clock_low": (reading.sm_clock_mhz or self._fastest_mhz) < _LOW_CLOCK * self._fastest_mhz,
             "power_cap": "power_cap" in reading.reasons or "power_brake" in reading.reasons,
             "thermal": any("therm" in reason or "slowdown" in reason for reason in reading.reasons),
         }
@@ -150,21 +165,26 @@ class Bench:
                     window.flags[flag].append(index)
 
     def _time_graphs(self, subjects: Sequence[Subject], samples: int) -> dict[str, Window]:
-        graphs = {subject.name: self._capture(subject) for subject in subjects}
+        # A backward pass runs on the stream of its forward pass, which a capture on another stream forbids.
+        captured = [subject for subject in subjects if not any(x.grad_fn for each in subject.sets for x in each)]
+        graphs = {subject.name: self._capture(subject) for subject in captured}
         windows = {name: Window(calls) for name, (_, calls, _) in graphs.items()}
+        counts = {name: self._worth(name, samples, calls) for name, (_, calls, _) in graphs.items()}
         order = list(graphs)
-        for _ in range(samples):
+        for block in range(samples):
             timed = {}
-            for name in order:
+            for name in (each for each in order if block < counts[each]):
                 graph, _, spin_cycles = graphs[name]
                 start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                 torch.cuda._sleep(spin_cycles)
                 start.record()
                 graph.replay()
                 end.record()
-                timed[name] = (start, end, start.query())
-            torch.cuda.synchronize()
-            self._close(windows, {name: (_elapsed_ns(start, end), late) for name, (start, end, late) in timed.items()})
+                late = start.query()
+                # The launch of a second graph of many nodes waits for the first one's end.
+                torch.cuda.synchronize()
+                timed[name] = (_elapsed_ns(start, end), late)
+            self._close(windows, timed)
             order.reverse()
         return windows
 
@@ -192,17 +212,21 @@ class Bench:
         return graph, len(rotated), spin_cycles
 
     def _time_calls(self, subjects: Sequence[Subject], samples: int) -> dict[str, Window]:
-        windows = {subject.name: Window(_CALLS) for subject in subjects}
+        calls = {
+            subject.name: max(min(_CALLS, _CALLS_NS // max(self._typical_ns.get(subject.name, 0), 1)), 1)
+            for subject in subjects
+        }
+        windows = {name: Window(count) for name, count in calls.items()}
         order = list(subjects)
         for _ in range(samples):
             timed = {}
             for subject in order:
                 torch.cuda.synchronize()
                 # Longer than the loop below: an idle device would start each kernel at once.
-                torch.cuda._sleep(max(self._spin_cycles, 10_000_000))
+                torch.cuda._sleep(_CALLS_SPIN)
                 inputs = subject.sets[0]
                 started = time.perf_counter_ns()
-                for _ in range(_CALLS):
+                for _ in range(calls[subject.name]):
                     subject.call(*inputs)
                 timed[subject.name] = (time.perf_counter_ns() - started, False)
             torch.cuda.synchronize()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,10 +15,12 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from operator_checks import DEVICE, DTYPES, LOSSES, amid_poison, assert_right, assert_same_bits, randn, strided
+from torch.utils.checkpoint import checkpoint
 
 from triton_kernel_lab import routing
 from triton_kernel_lab.ops import _launch
 from triton_kernel_lab.ops.add_rms_norm import add_rms_norm, add_rms_norm_
+from triton_kernel_lab.ops.rms_norm_backward import rms_norm_backward
 
 op = importlib.import_module("triton_kernel_lab.ops.add_rms_norm")
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -462,15 +465,44 @@ def test_f49_in_place_refuses_to_cut_a_gradient(which: int) -> None:
 def test_f08_gradients_through_either_output_are_the_references(output: int, loss: str) -> None:
     """Whatever the layout of the incoming gradient, all three gradients are those of float64."""
     tensors = [randn(2, 16, 64), randn(2, 16, 64, seed=1), randn(64, seed=2)]
-    with routing.strict(False):
-        found = checks.gradients(
-            lambda *t: add_rms_norm(*t)[output], LOSSES[loss], *(t.requires_grad_() for t in tensors)
-        )
+    found = checks.gradients(lambda *t: add_rms_norm(*t)[output], LOSSES[loss], *(t.requires_grad_() for t in tensors))
     wide = (tensor.detach().double().requires_grad_() for tensor in tensors)
     expected = checks.gradients(lambda x, r, w: (oracle(x + r, w), x + r)[output], LOSSES[loss], *wide)
     for a, b in zip(found, expected, strict=True):
         assert (a is None) == (b is None)
         assert a is None or torch.allclose(a.double(), b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("casting", "offset"), [("llama", 0.0), ("llama", 1.0), ("gemma", 1.0)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_through_both_outputs_add_up_as_in_float64(dtype: torch.dtype, casting: str, offset: float) -> None:
+    """What comes through the sum is added before the one rounding, whatever eps, casting and offset are."""
+    x, residual, weight = randn(5, 80, dtype=dtype), randn(5, 80, dtype=dtype, seed=1), randn(80, dtype=dtype, seed=2)
+    incoming = [randn(5, 80, dtype=dtype, seed=seed) for seed in (3, 4)]
+    # The sum is rounded, and its derivative is that of the exact one.
+    total = (x + residual).double()
+    wide = total.requires_grad_(), weight.double().requires_grad_()
+    outputs = oracle(*wide, eps=0.5, offset=offset), total
+    expected = torch.autograd.grad(outputs, wide, [each.double() for each in incoming])
+    leaves = [tensor.requires_grad_() for tensor in (x, residual, weight)]
+    both = add_rms_norm(x, residual, weight, 0.5, casting=casting, offset=offset)
+    found = torch.autograd.grad(both, leaves, incoming)
+    assert_same_bits(found[0], found[1])
+    limit = 1e-5 if dtype == torch.float32 else 2e-2
+    for output, wanted in zip(found[1:], expected, strict=True):
+        assert output.dtype == dtype
+        assert torch.allclose(output.double(), wanted, rtol=limit, atol=limit)
+
+
+def test_f20_the_gradient_of_the_sum_is_added_in_fp32() -> None:
+    """1.0003 and 2048 round to 2050 in fp16, where 1.0003 rounded first makes a tie that goes to 2048."""
+    x = torch.ones(4, 64, dtype=torch.float16, device=DEVICE, requires_grad=True)
+    dnormed = torch.ones(4, 64, dtype=torch.float16, device=DEVICE)
+    # Alternating signs leave no mean to take away.
+    dnormed[:, ::2] = -1
+    outputs = add_rms_norm(x, torch.zeros_like(x), torch.full((64,), 1.0003, device=DEVICE))
+    (dx,) = torch.autograd.grad(outputs, x, (dnormed, torch.full_like(dnormed, 2048)))
+    assert dx.tolist() == [[2047.0, 2050.0] * 32] * 4
 
 
 @pytest.mark.parametrize("asked", list(itertools.product([False, True], repeat=3)))
@@ -481,8 +513,7 @@ def test_f49_f50_exactly_the_gradients_asked_for(asked: tuple[bool, bool, bool])
         randn(*shape, seed=seed).requires_grad_(want)
         for seed, (shape, want) in enumerate(zip(shapes, asked, strict=True))
     ]
-    with routing.strict(False):
-        normed, summed = add_rms_norm(*tensors)
+    normed, summed = add_rms_norm(*tensors)
     assert normed.requires_grad == any(asked)
     assert summed.requires_grad == (asked[0] or asked[1])
     if any(asked):
@@ -493,10 +524,112 @@ def test_f49_f50_exactly_the_gradients_asked_for(asked: tuple[bool, bool, bool])
     assert tuple(tensor.grad is not None for tensor in tensors) == asked
 
 
-def test_f49_strict_mode_says_that_a_gradient_leaves_triton() -> None:
-    """In strict mode a call that wants a gradient raises rather than runs the PyTorch form."""
+def test_f50_one_gradient_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels are told exactly what is wanted, and are not run where only the sum is used."""
+    wanted = []
+
+    def recording(*tensors: Any, want_x: bool, want_weight: bool, plus: Any, **how: Any) -> object:
+        wanted.append((want_x, want_weight, plus is not None))
+        return rms_norm_backward(*tensors, want_x=want_x, want_weight=want_weight, plus=plus, **how)
+
+    monkeypatch.setattr(op, "rms_norm_backward", recording)
+    for asked, used in (((1, 0, 0), (1, 0)), ((0, 1, 0), (1, 1)), ((0, 0, 1), (1, 0)), ((1, 1, 1), (0, 1))):
+        shapes = ((3, 80), (3, 80), (80,))
+        leaves = [randn(*shape).requires_grad_(bool(want)) for shape, want in zip(shapes, asked, strict=True)]
+        outputs = [output for output, use in zip(add_rms_norm(*leaves), used, strict=True) if use]
+        torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
+    assert wanted == [(True, False, False), (True, False, True), (False, True, False)]
+    # Of the last call: the gradient of the sum is that of both, and the weight has none.
+    assert torch.equal(leaves[0].grad, torch.ones(3, 80, device=DEVICE))
+    assert torch.equal(leaves[1].grad, leaves[0].grad)
+    assert leaves[2].grad is None
+
+
+def test_f50_gradients_of_x_and_residual_are_not_one_memory() -> None:
+    """What accumulates into one of them is not seen in the other, nor in the incoming gradient."""
+    leaves = [randn(3, 80, seed=seed).requires_grad_() for seed in (0, 1)]
+    gradient = randn(3, 80, seed=2)
+    before = gradient.clone()
+    for output in (0, 1):
+        for leaf in leaves:
+            leaf.grad = None
+        add_rms_norm(*leaves)[output].backward(gradient)
+        kept = leaves[1].grad.clone()
+        leaves[0].grad.zero_()
+        assert torch.equal(leaves[1].grad, kept)
+        assert torch.equal(gradient, before)
+
+
+def test_f51_only_the_sum_and_the_weight_are_kept() -> None:
+    """The graph holds one tensor of the size of x, and it is the sum that the caller holds anyway."""
+    kept = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        x, residual, weight = (randn(*shape).requires_grad_() for shape in ((3, 80), (3, 80), (80,)))
+        _, summed = add_rms_norm(x, residual, weight)
+    assert [tensor.data_ptr() for tensor in kept] == [summed.data_ptr(), weight.data_ptr()]
+
+
+def test_f53_a_sum_changed_in_place_is_noticed() -> None:
+    """The backward pass never computes from a sum that was written over after the forward pass."""
+    normed, summed = add_rms_norm(randn(3, 80).requires_grad_(), randn(3, 80, seed=1))
+    with torch.no_grad():
+        summed.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        normed.sum().backward()
+
+
+def test_f54_activation_checkpointing_changes_no_gradient() -> None:
+    """A checkpointed call gives the same bits as a plain one."""
+    found = []
+    for call in (add_rms_norm, lambda *leaves: checkpoint(add_rms_norm, *leaves, use_reentrant=False)):
+        leaves = [randn(*shape, seed=7).requires_grad_() for shape in ((3, 80), (3, 80), (80,))]
+        normed, summed = call(*leaves)
+        (normed.pow(2).sum() + summed.pow(3).sum()).backward()
+        found.append([leaf.grad for leaf in leaves])
+    for output, expected in zip(*found, strict=True):
+        assert_same_bits(output, expected)
+
+
+def test_gradcheck_finds_the_reference_right() -> None:
+    """In float64 the PyTorch form, which the kernels are held against, agrees with finite differences."""
+    leaves = [randn(*shape, dtype=torch.float64).requires_grad_() for shape in ((2, 7), (2, 7), (7,))]
+    assert torch.autograd.gradcheck(lambda *t: op.add_rms_norm_reference(*t, 0.5, casting="gemma", offset=1.0), leaves)
+
+
+def test_a_second_derivative_is_refused_in_one_sentence() -> None:
+    """It raises even where the incoming gradient needs none; the PyTorch form has the second derivative."""
+    x, residual = randn(3, 80).requires_grad_(), randn(3, 80, seed=1)
+    sentence = r"^add_rms_norm: a second derivative .* call add_rms_norm_reference instead\.$"
+    with pytest.raises(RuntimeError, match=sentence):
+        torch.autograd.grad(add_rms_norm(x, residual)[0].sum(), x, create_graph=True)
+    (dx,) = torch.autograd.grad(op.add_rms_norm_reference(x, residual)[0].sum(), x, create_graph=True)
+    assert dx.requires_grad
+
+
+def test_f49_what_triton_does_not_differentiate_leaves_it() -> None:
+    """In strict mode float64 and per-sample gradients raise; else the PyTorch form gives them."""
+    x, residual = randn(3, 80), randn(3, 80, seed=1)
+    wide = x.double().requires_grad_()
+
+    def each(rows: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(torch.func.grad(lambda x, r: add_rms_norm(x, r)[0].pow(3).sum()))(rows, residual)
+
+    with pytest.raises(routing.FallbackError, match=r"add_rms_norm: not served by Triton \(inputs: "):
+        add_rms_norm(wide, residual.double())
     with pytest.raises(routing.FallbackError, match=r"add_rms_norm: not served by Triton \(autograd: "):
-        add_rms_norm(randn(3, 80).requires_grad_(), randn(3, 80))
+        each(x)
+    with routing.strict(False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = each(x)
+        add_rms_norm(wide, residual.double())[0].pow(3).sum().backward()
+        assert wide.grad is not None
+        assert torch.allclose(found.double(), wide.grad, atol=1e-4)
+    routing.forget()
 
 
 @pytest.mark.parametrize("negated", range(3))
@@ -518,9 +651,27 @@ def test_f56_compiles_into_one_graph(wants_grad: bool) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(lambda *t: add_rms_norm(*t)[0] * 2, fullgraph=True, backend="aot_eager")
     residual, weight = randn(3, 80, seed=1), randn(80, seed=2)
-    with routing.strict(False):
-        x = randn(3, 80).requires_grad_(wants_grad)
-        assert torch.equal(compiled(x, residual, weight), add_rms_norm(x, residual, weight)[0] * 2)
+    x = randn(3, 80).requires_grad_(wants_grad)
+    assert torch.equal(compiled(x, residual, weight), add_rms_norm(x, residual, weight)[0] * 2)
+
+
+@pytest.mark.parametrize("asked", [(True, True, True), (False, True, False), (False, False, True)])
+def test_f56_training_compiles_into_one_graph(asked: tuple[bool, bool, bool]) -> None:
+    """Compiled forward and backward passes give the gradients of the eager ones, served by Triton, no more of them."""
+
+    def block(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        normed, summed = add_rms_norm(x, residual, weight, 0.5, casting="gemma", offset=1.0)
+        return normed * 3 + summed
+
+    torch._dynamo.reset()
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    shapes = ((3, 80), (3, 80), (80,))
+    tensors = [randn(*shape, seed=5).requires_grad_(want) for shape, want in zip(shapes, asked, strict=True)]
+    found = checks.gradients(compiled, LOSSES["every_second"], *tensors)
+    eager = checks.gradients(block, LOSSES["every_second"], *tensors)
+    for output, expected, wanted in zip(found, eager, asked, strict=True):
+        assert (output is not None) == wanted
+        assert not wanted or torch.equal(output, expected)
 
 
 def test_f56_the_in_place_form_compiles_and_writes() -> None:
@@ -568,6 +719,29 @@ def test_f56_torch_library_finds_the_ops_sound(operator: str) -> None:
     """torch.library's own check of schema, mutation, fake kernel and dispatch passes, strided input included."""
     for x in (randn(3, 80), randn(3, 160)[:, ::2]):
         torch.library.opcheck(getattr(op, operator), (x, randn(3, 80, seed=1), randn(80), 1e-6, "llama", 0.0))
+
+
+@pytest.mark.parametrize("with_weight", [False, True])
+def test_f56_torch_library_finds_the_gradients_sound(with_weight: bool) -> None:
+    """The same check passes with leaves that want gradients, traced through autograd."""
+    leaves = [randn(*shape).requires_grad_() for shape in ((3, 80), (3, 80), (80,))]
+    weight = leaves[2] if with_weight else None
+    torch.library.opcheck(op._add_rms_norm_op, (*leaves[:2], weight, 1e-6, "gemma", 1.0))
+
+
+def test_f56_meta_tensors_have_meta_gradients() -> None:
+    """Training on the meta device describes every gradient and runs nothing."""
+    dtypes = (torch.bfloat16, torch.bfloat16, torch.float32)
+    shapes = ((6, 80), (6, 80), (80,))
+    leaves = [
+        torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+        for shape, dtype in zip(shapes, dtypes, strict=True)
+    ]
+    normed, summed = add_rms_norm(*leaves)
+    (normed.sum() + summed.sum()).backward()
+    for leaf in leaves:
+        assert leaf.grad is not None
+        assert (leaf.grad.shape, leaf.grad.dtype, leaf.grad.is_meta) == (leaf.shape, leaf.dtype, True)
 
 
 def test_f56_tensors_made_in_inference_mode_are_served() -> None:

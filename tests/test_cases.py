@@ -25,7 +25,7 @@ from triton_kernel_lab.cases._base import (
     randn,
     shape_name,
 )
-from triton_kernel_lab.lab import candidates, check
+from triton_kernel_lab.lab import candidates, check, correctness
 from triton_kernel_lab.lab.check import as_tuple
 from triton_kernel_lab.lab.timing import cost_record
 from triton_kernel_lab.project import kernel_names
@@ -35,7 +35,13 @@ KERNELS = kernel_names(ROOT)
 # Operators that read chosen rows of a larger tensor.
 GATHERING = {"paged_kv_gather", "selected_attention"}
 # Without a CPU form, or with one that takes a C++ compiler half a minute.
-GPU_ONLY = {"torch._weight_int4pack_mm", "torch.compile of multiply and sum"}
+GPU_ONLY = {
+    "aten._fused_rms_norm_backward",
+    "torch._weight_int4pack_mm",
+    "torch.compile of multiply and sum",
+    "SDPA cuDNN",
+    "SDPA efficient",
+}
 VARIANTS = [
     pytest.param(kernel, number, id=f"{kernel}-{variant.name}")
     for kernel in KERNELS
@@ -79,6 +85,29 @@ def smallest(kernel: str, number: int) -> Dims:
         ),
         ("swiglu", (3, 5), torch.float32, Cost({"gate": 60, "up": 60}, {"y": 60}, 60, "float32")),
         (
+            "swiglu_backward",
+            (2048, 4096),
+            torch.bfloat16,
+            Cost(
+                {"dy": 16_777_216, "gate": 16_777_216, "up": 16_777_216},
+                {"dgate": 16_777_216, "dup": 16_777_216},
+                92_274_688,
+                "float32",
+            ),
+        ),
+        (
+            "swiglu_backward",
+            (3, 5),
+            torch.float32,
+            Cost({"dy": 60, "gate": 60, "up": 60}, {"dgate": 60, "dup": 60}, 165, "float32"),
+        ),
+        (
+            "swiglu_linear",
+            (16, 8960, 1536),
+            torch.bfloat16,
+            Cost({"x": 49_152, "w_gate": 27_525_120, "w_up": 27_525_120}, {"y": 286_720}, 880_803_840, "bfloat16"),
+        ),
+        (
             "add_rms_norm",
             (4, 1536),
             torch.bfloat16,
@@ -113,10 +142,75 @@ def smallest(kernel: str, number: int) -> Dims:
             Cost({"q": 65_536, "k": 67_108_864}, {"scores": 4_194_304}, 269_484_032, "float16"),
         ),
         ("qk_scores", (1, 3, 1, 5, 7), torch.float32, Cost({"q": 84, "k": 140}, {"scores": 60}, 225, "float32")),
+        (
+            "swiglu_linear",
+            (1, 14336, 4096),
+            torch.bfloat16,
+            Cost({"x": 8_192, "w_gate": 117_440_512, "w_up": 117_440_512}, {"y": 28_672}, 234_881_024, "bfloat16"),
+        ),
+        (
+            "swiglu_linear",
+            (2, 3, 5),
+            torch.float32,
+            Cost({"x": 40, "w_gate": 60, "w_up": 60}, {"y": 24}, 120, "float32"),
+        ),
+        (
+            "selected_attention",
+            (1, 1, 1, 256, 64, 128),
+            torch.bfloat16,
+            Cost({"q": 256, "k": 16_384, "v": 16_384, "indices": 256}, {"out": 256}, 32_768, "float32"),
+        ),
+        (
+            "selected_attention",
+            (2, 8, 2, 32, 32, 16),
+            torch.float16,
+            Cost({"q": 512, "k": 4_096, "v": 4_096, "indices": 256}, {"out": 512}, 32_768, "float16"),
+        ),
+        (
+            "int4_linear",
+            (1, 1536, 1536),
+            torch.bfloat16,
+            Cost({"x": 3_072, "packed": 1_179_648, "scales": 36_864}, {"y": 3_072}, 4_718_592, "bfloat16"),
+        ),
+        (
+            "int4_linear",
+            (16, 14336, 4096),
+            torch.bfloat16,
+            Cost({"x": 131_072, "packed": 29_360_128, "scales": 917_504}, {"y": 458_752}, 1_879_048_192, "bfloat16"),
+        ),
+        (
+            "flash_attention",
+            (1, 3, 5, 1, 1, 8),
+            torch.float16,
+            Cost({"q": 48, "k": 80, "v": 80}, {"out": 48}, 384, "float16"),
+        ),
+        (
+            "flash_attention",
+            (1, 3, 2, 2, 1, 4),
+            torch.float32,
+            Cost({"q": 96, "k": 32, "v": 32}, {"out": 96}, 96, "float32"),
+        ),
+        (
+            "rms_norm_backward",
+            (2048, 4096),
+            torch.bfloat16,
+            Cost(
+                {"dy": 16_777_216, "x": 16_777_216, "weight": 8_192},
+                {"dx": 16_777_216, "dweight": 8_192},
+                92_274_688,
+                "float32",
+            ),
+        ),
+        (
+            "rms_norm_backward",
+            (3, 5),
+            torch.float32,
+            Cost({"dy": 60, "x": 60, "weight": 20}, {"dx": 60, "dweight": 20}, 165, "float32"),
+        ),
     ],
 )
 def test_f77_costs_are_those_worked_out_by_hand(kernel: str, dims: Dims, dtype: torch.dtype, expected: Cost) -> None:
-    """Each input is read once and each output written once, in bytes; four operations an element."""
+    """Each input is read once and each output written once, in bytes; operations as each operator's formula has."""
     assert load(kernel).cost(dims, dtype) == expected
 
 
@@ -236,10 +330,13 @@ def test_shapes_and_buckets_fit_the_axes(kernel: str) -> None:
     """Every shape of a case has its axes, what is timed is also checked, and each bucket covers its own shape."""
     case = load(kernel)
     assert case.name == kernel
-    for dims in (*case.timed, *case.checked, *case.smoke, *(bucket.dims for bucket in case.buckets)):
+    timed = [dims for dims, _ in case.cells]
+    for dims in (*timed, *case.checked, *case.smoke, *(bucket.dims for bucket in case.buckets)):
         assert len(dims) == len(case.axes)
-    assert set(case.timed) <= set(case.checked)
-    assert set(case.timed_dtypes) <= set(case.checked_dtypes) <= set(NAMED)
+    checked = [(dims, dtype) for each, dims, dtype in correctness._cells(case, smoke=False) if each is case.variants[0]]
+    assert set(case.cells) <= set(checked)
+    assert len(set(case.cells)) == len(case.cells)
+    assert {dtype for _, dtype in case.cells} <= set(case.checked_dtypes) <= set(NAMED)
     assert len({variant.name for variant in case.variants}) == len(case.variants)
     assert all(bucket.configs for bucket in case.buckets)
 

@@ -32,6 +32,11 @@ LINES = [
     for number in range(len(lines))
 ]
 ROWS = {"kernel": "rows", "rows": 1, "num_warps": 1}
+# What several configurations have in common, and what is a power of two in each of them.
+SUMS = {"sum_columns", "sum_rows", "sum_warps"}
+TILED = {"kernel", "block_m", "block_n", "block_k", "group", "num_warps", "num_stages"}
+POWERS = SUMS | {"rows", "block", "held", "tile", "m_tiles", "n_tiles", "block_m", "block_n", "block_k", "depth"}
+POWERS |= {"num_warps", "n_warps", "k_warps"}
 
 
 @pytest.fixture(autouse=True)
@@ -80,11 +85,25 @@ def test_a_configuration_holds_what_its_kernel_takes(kernel: str, arch: str, num
         ("paged_kv_gather", None): {"tile", "num_warps"},
         ("qk_scores", "keys"): {"kernel", "block", "num_warps", "evict"},
         ("qk_scores", "group"): {"kernel", "block", "num_warps", "evict", "tile", "steps", "stages"},
+        ("rms_norm_backward", "rows"): {"kernel", "rows", "num_warps", "programs", "stages", *SUMS},
+        ("rms_norm_backward", "tiles"): {"kernel", "block", "num_warps", "programs", "stages", *SUMS},
+        ("swiglu_backward", None): {"block", "num_warps"},
+        ("swiglu_linear", "vector"): {"kernel", "block_n", "block_k", "num_warps", "num_stages"},
+        ("swiglu_linear", "streamed"): {"kernel", "block_n", "block_k", "num_warps", "num_stages", "split"},
+        ("swiglu_linear", "tiled"): TILED,
+        ("swiglu_linear", "described"): TILED | {"per_processor"},
+        ("selected_attention", "rows"): {"method", "block", "num_warps", "stages", "grain", "depth"},
+        ("selected_attention", "group"): {"method", "block", "num_warps", "stages", "grain", "depth"},
+        ("int4_linear", "stream"): {"kernel", "m_tiles", "n_tiles", "n_warps", "k_warps", "unroll", "programs"},
+        ("int4_linear", "tile"): {"kernel", "block_m", "block_n", "num_warps", "stages", "programs"},
+        ("int4_linear", "dense"): {"kernel", "block_n", "num_warps"},
+        ("flash_attention", None): {"rows", "block", "num_warps", "stages", "cluster_mib"},
     }
-    assert set(config) == names[kernel, config.get("kernel")]
-    sizes = [config[name] for name in ("rows", "block", "held", "tile", "num_warps") if config.get(name)]
+    assert set(config) == names[kernel, config.get("kernel", config.get("method"))]
+    sizes = [config[name] for name in POWERS if config.get(name)]
     assert all(size & (size - 1) == 0 for size in sizes)
-    assert 1 <= config["num_warps"] <= 32
+    warps = config["num_warps"] if "num_warps" in config else config["n_warps"] * config["k_warps"]
+    assert 1 <= warps <= 32
     assert config.get("stream_stores", 0) in (0, 1)
 
 

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from triton_kernel_lab import rms_norm, routing
 from triton_kernel_lab.cases.rms_norm import eager
 from triton_kernel_lab.ops import _launch
-from triton_kernel_lab.ops._rms_norm_backward import rms_norm_backward
+from triton_kernel_lab.ops.rms_norm_backward import rms_norm_backward
 
 op = importlib.import_module("triton_kernel_lab.ops.rms_norm")
 # The interpreter computes with NumPy, which warns where a GPU is silent.

@@ -12,8 +12,8 @@ from operator_checks import DEVICE, DTYPES, INTERPRETED, assert_right, assert_sa
 
 from triton_kernel_lab import routing
 from triton_kernel_lab.ops import _checks, _launch
-from triton_kernel_lab.ops._rms_norm_backward import rms_norm_backward
 from triton_kernel_lab.ops.rms_norm import rms_norm_reference
+from triton_kernel_lab.ops.rms_norm_backward import rms_norm_backward
 
 ROWS = {"kernel": "rows", "rows": 2, "programs": 3, "stages": 1, "num_warps": 4}
 TILES = {"kernel": "tiles", "block": 32, "programs": 3, "stages": 1, "num_warps": 4}
@@ -232,7 +232,7 @@ def test_where_no_kernel_can_be_compiled_pytorch_gives_the_same(
     kernel = rms_norm_backward(dy, x, weight, 1e-6, casting=casting, offset=1.0)
     _launch.forget_plans()
     monkeypatch.setattr(_checks, "refusal", lambda *tensors: ("inputs", "a test says so"))
-    with routing.strict(False), pytest.warns(routing.FallbackWarning, match="rms_norm backward"):
+    with routing.strict(False), pytest.warns(routing.FallbackWarning, match="rms_norm_backward"):
         found = rms_norm_backward(dy, x, weight, 1e-6, casting=casting, offset=1.0)
     expected = [None if output is None else output.double() for output in kernel]
     assert_gradients(found, expected, x, weight)
@@ -243,7 +243,7 @@ F01 = """
 import operator_checks as checks, torch
 from triton_kernel_lab import routing
 from triton_kernel_lab.ops import _checks, _launch
-from triton_kernel_lab.ops._rms_norm_backward import rms_norm_backward
+from triton_kernel_lab.ops.rms_norm_backward import rms_norm_backward
 x = checks.far_apart(32)
 if x is None:
     print("no memory")

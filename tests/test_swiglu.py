@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from triton_kernel_lab import routing, swiglu, swiglu_packed
 from triton_kernel_lab.ops import _launch
-from triton_kernel_lab.ops._swiglu_backward import swiglu_backward, swiglu_packed_backward
+from triton_kernel_lab.ops.swiglu_backward import swiglu_backward, swiglu_packed_backward
 
 op = importlib.import_module("triton_kernel_lab.ops.swiglu")
 # The interpreter computes with NumPy, which warns where a GPU is silent.

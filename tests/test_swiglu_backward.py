@@ -13,8 +13,8 @@ from operator_checks import DEVICE, DTYPES, amid_poison, assert_right, assert_sa
 
 from triton_kernel_lab import routing
 from triton_kernel_lab.ops import _checks, _launch
-from triton_kernel_lab.ops._swiglu_backward import swiglu_backward, swiglu_packed_backward
 from triton_kernel_lab.ops.swiglu import swiglu_reference
+from triton_kernel_lab.ops.swiglu_backward import swiglu_backward, swiglu_packed_backward
 
 # The interpreter computes with NumPy, which warns where a GPU is silent.
 overflowing = pytest.mark.filterwarnings(
@@ -167,7 +167,7 @@ def test_where_no_kernel_can_be_compiled_pytorch_gives_the_same(monkeypatch: pyt
     _launch.forget_plans()
     monkeypatch.setattr(_checks, "refusal", lambda *tensors: ("inputs", "a test says so"))
     with routing.strict(False):
-        with pytest.warns(routing.FallbackWarning, match="swiglu backward"):
+        with pytest.warns(routing.FallbackWarning, match="swiglu_backward"):
             found = both(dy, gate, up)
         assert_gradients(found, expected, torch.float32)
         assert_right(swiglu_packed_backward(dy, torch.cat([gate, up], -1)), torch.cat(expected, -1), torch.float32)
@@ -177,7 +177,7 @@ def test_where_no_kernel_can_be_compiled_pytorch_gives_the_same(monkeypatch: pyt
 
 F01 = """
 import operator_checks as checks, torch
-from triton_kernel_lab.ops._swiglu_backward import swiglu_backward, swiglu_packed_backward
+from triton_kernel_lab.ops.swiglu_backward import swiglu_backward, swiglu_packed_backward
 x = checks.far_apart(64)
 if x is None:
     print("no memory")

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import operator_checks as checks
 import pytest
 import torch
 from operator_checks import DEVICE, DTYPES, LOSSES, assert_right, assert_same_bits, randn
+from torch.utils.checkpoint import checkpoint
 
 from triton_kernel_lab import routing
 from triton_kernel_lab.cases.swiglu_linear import CASE, oracle
 from triton_kernel_lab.lab import check
 from triton_kernel_lab.ops import _launch
+from triton_kernel_lab.ops.swiglu_backward import swiglu_backward
 from triton_kernel_lab.ops.swiglu_linear import swiglu_linear, swiglu_linear_reference
 
 op = importlib.import_module("triton_kernel_lab.ops.swiglu_linear")
@@ -180,28 +184,205 @@ def test_weights_of_another_dtype_are_a_type_error() -> None:
         swiglu_linear(x, w_gate, w_up.half())
 
 
+ASKED = [asked for asked in itertools.product([True, False], repeat=3) if any(asked)]
+
+
+def asking(asked: tuple[bool, ...], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """x [2, 3, 16] and weights [8, 16], of which some ask for a gradient."""
+    x, w_gate, w_up = drawn(6, 8, 16, dtype)
+    tensors = (x.view(2, 3, 16), w_gate, w_up)
+    return [tensor.requires_grad_(wanted) for tensor, wanted in zip(tensors, asked, strict=True)]
+
+
+def wide_gradients(loss: Callable[[torch.Tensor], torch.Tensor], *tensors: torch.Tensor) -> list[Any]:
+    """The gradients by automatic differentiation of the PyTorch form in float64."""
+    wide = (tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in tensors)
+    return checks.gradients(swiglu_linear_reference, loss, *wide)
+
+
+def assert_gradients(found: Sequence[Any], expected: Sequence[Any], dtype: torch.dtype) -> None:
+    """Each is float64's or None as it is, has the dtype of its tensor and lies densely."""
+    limit = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
+    for gradient, reference in zip(found, expected, strict=True):
+        assert (gradient is None) == (reference is None)
+        if gradient is not None:
+            assert (gradient.dtype, gradient.shape, gradient.is_contiguous()) == (dtype, reference.shape, True)
+            assert (gradient.double() - reference).norm() <= limit * reference.norm()
+
+
+@pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("loss", LOSSES)
-def test_f08_f50_exactly_the_gradients_asked_for(loss: str) -> None:
-    """Whatever reaches the backward pass, each asked for gradient is float64's, and the others are None."""
-    for asked in ((True, True, True), (True, False, False), (False, True, False), (False, False, True)):
-        tensors = [t.view(2, 3, 16) if i == 0 else t for i, t in enumerate(drawn(6, 8, 16))]
-        tensors = [tensor.requires_grad_(wanted) for tensor, wanted in zip(tensors, asked, strict=True)]
-        with routing.strict(False):
-            found = checks.gradients(swiglu_linear, LOSSES[loss], *tensors)
-        wide = [tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in tensors]
-        expected = checks.gradients(swiglu_linear_reference, LOSSES[loss], *wide)
-        assert [gradient is not None for gradient in found] == list(asked)
-        for gradient, reference in zip(found, expected, strict=True):
-            if gradient is not None:
-                assert torch.allclose(gradient.double(), reference, rtol=1e-4, atol=1e-5)
+def test_f08_f50_exactly_the_gradients_asked_for(loss: str, asked: tuple[bool, ...]) -> None:
+    """Whatever reaches the backward pass, each gradient asked for is float64's, and the others are None."""
+    tensors = asking(asked)
+    found = checks.gradients(swiglu_linear, LOSSES[loss], *tensors)
+    assert_gradients(found, wide_gradients(LOSSES[loss], *tensors), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 37, 63), (5, 24, 40), (17, 33, 65)])
+def test_f18_gradients_of_few_and_many_rows_have_the_dtype_of_x(
+    shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    """Odd sizes, each forward kernel: the gradients are float64's and none is NaN."""
+    tensors = [tensor.requires_grad_() for tensor in drawn(*shape, dtype)]
+    assert_gradients(checks.gradients(swiglu_linear, torch.sum, *tensors), wide_gradients(torch.sum, *tensors), dtype)
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 4), (3, 0, 4), (3, 8, 0)])
+def test_f04_gradients_of_empties(shape: tuple[int, int, int]) -> None:
+    """No rows give the weights zeros, no outputs give them to x, and no columns give empty gradients."""
+    M, N, K = shape
+    tensors = [torch.ones(size, device=DEVICE).requires_grad_() for size in ((M, K), (N, K), (N, K))]
+    for gradient, tensor in zip(checks.gradients(swiglu_linear, torch.sum, *tensors), tensors, strict=True):
+        assert_same_bits(gradient, torch.zeros_like(tensor))
+
+
+def test_gradients_of_strided_weights_and_of_a_single_row() -> None:
+    """Transposed weights, every second column of x and an x of one dimension reach the backward pass as they are."""
+    x, w_gate, w_up = drawn(6, 8, 16)
+    for tensors in (
+        (torch.stack((x, x + 1), -1).view(6, 32)[:, ::2], w_gate.t().contiguous().t(), w_up),
+        (x[0], w_gate, torch.cat((w_gate, w_up))[8:]),
+    ):
+        leaves = [tensor.requires_grad_() for tensor in tensors]
+        found = torch.autograd.grad(swiglu_linear(*leaves).pow(2).sum(), leaves)
+        assert_gradients(found, wide_gradients(lambda y: y.pow(2).sum(), *leaves), torch.float32)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_f50_one_gradient_costs_no_product_of_another(asked: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate is computed anew, and up unless w_up alone asks; each gradient costs its own products."""
+    want_x, want_w_gate, want_w_up = asked
+    products = []
+
+    def counted(name: str, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def call(*tensors: torch.Tensor) -> torch.Tensor:
+            products.append(name)
+            return function(*tensors)
+
+        return call
+
+    monkeypatch.setattr(torch, "mm", counted("mm", torch.mm))
+    monkeypatch.setattr(torch.Tensor, "addmm_", counted("addmm_", torch.Tensor.addmm_))
+    checks.gradients(swiglu_linear, torch.sum, *asking(asked))
+    assert products.count("addmm_") == want_x
+    assert products.count("mm") == 1 + (want_x or want_w_gate) + want_x + want_w_gate + want_w_up
+
+
+def test_f50_the_kernel_is_told_which_halves_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the products runs one kernel of ours, for one half where one weight asks."""
+    wanted = []
+
+    def recording(*tensors: torch.Tensor, want_gate: bool, want_up: bool) -> object:
+        wanted.append((want_gate, want_up))
+        return swiglu_backward(*tensors, want_gate=want_gate, want_up=want_up)
+
+    monkeypatch.setattr(op, "swiglu_backward", recording)
+    for asked in ((True, False, False), (False, True, False), (False, False, True)):
+        checks.gradients(swiglu_linear, torch.sum, *asking(asked))
+    assert wanted == [(True, True), (True, False), (False, True)]
+
+
+def test_only_x_and_the_weights_are_kept_for_the_backward_pass() -> None:
+    """No tensor [M, N] waits in the graph, neither the products nor the output."""
+    kept = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    tensors = asking((True, True, True))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        swiglu_linear(*tensors)
+    assert [tensor.data_ptr() for tensor in kept] == [tensor.data_ptr() for tensor in tensors]
+
+
+def test_f52_the_incoming_gradient_is_left_alone() -> None:
+    """A gradient that the caller keeps, one row for all or lazily negated, is as it was after the backward pass."""
+    tensors = asking((True, True, True))
+    for dy in (randn(8).expand(2, 3, 8), torch._neg_view(randn(2, 3, 8))):
+        before = dy.clone()
+        found = torch.autograd.grad(swiglu_linear(*tensors), tensors, dy)
+        expected = torch.autograd.grad(swiglu_linear(*tensors), tensors, before)
+        assert torch.equal(dy, before)
+        assert all(map(torch.equal, found, expected))
+
+
+def test_autocast_changes_no_gradient() -> None:
+    """fp32 operands are multiplied in fp32 in the backward pass as in the forward pass."""
+    tensors = asking((True, True, True))
+    expected = checks.gradients(swiglu_linear, torch.sum, *tensors)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        found = checks.gradients(swiglu_linear, torch.sum, *tensors)
+    for gradient, reference in zip(found, expected, strict=True):
+        assert_same_bits(gradient, reference)
+
+
+def test_f54_activation_checkpointing_changes_no_gradient() -> None:
+    """A checkpointed call gives the same bits as a plain one."""
+    tensors = asking((True, True, True))
+    plain = checks.gradients(swiglu_linear, torch.sum, *tensors)
+    again = checks.gradients(
+        lambda *leaves: checkpoint(swiglu_linear, *leaves, use_reentrant=False), torch.sum, *tensors
+    )
+    for gradient, reference in zip(again, plain, strict=True):
+        assert_same_bits(gradient, reference)
+
+
+def test_a_second_derivative_is_refused_in_one_sentence() -> None:
+    """It raises in both ways of calling, even where the incoming gradient needs none; the PyTorch form has it."""
+    tensors = asking((True, True, True))
+    said = r"^swiglu_linear: a second derivative .* call swiglu_linear_reference instead\.$"
+    for function in (swiglu_linear, op._swiglu_linear_op):
+        with pytest.raises(RuntimeError, match=said):
+            torch.autograd.grad(function(*tensors).sum(), tensors, create_graph=True)
+    found = torch.autograd.grad(swiglu_linear_reference(*tensors).sum(), tensors, create_graph=True)
+    assert all(gradient.requires_grad for gradient in found)
+
+
+def test_f49_what_triton_does_not_differentiate_leaves_it() -> None:
+    """Float64 raises in strict mode; else the PyTorch form gives its gradient and its second."""
+    wide = [tensor.detach().double().requires_grad_() for tensor in drawn(2, 3, 4)]
+    with pytest.raises(routing.FallbackError, match=r"swiglu_linear: not served by Triton \(inputs: "):
+        swiglu_linear(*wide)
+    with routing.strict(False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert torch.autograd.gradcheck(swiglu_linear, wide)
+        assert torch.autograd.gradgradcheck(swiglu_linear, wide)
+    routing.forget()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("asked", [(True, True, True), (True, False, False), (False, False, True)])
+def test_f56_training_compiles_into_one_graph(asked: tuple[bool, ...], dynamic: bool) -> None:
+    """Compiled forward and backward passes give the gradients of the eager ones, served by Triton, no more of them."""
+    torch._dynamo.reset()
+    compiled = torch.compile(swiglu_linear, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    tensors = asking(asked)
+    found, eager = (
+        checks.gradients(function, LOSSES["every_second"], *tensors) for function in (compiled, swiglu_linear)
+    )
+    for gradient, expected, wanted in zip(found, eager, asked, strict=True):
+        assert (gradient is not None) == wanted
+        assert not wanted or torch.equal(gradient, expected)
 
 
 def test_f56_the_operator_is_one_node_of_a_graph() -> None:
-    """torch.library's own checks pass, and meta tensors give the shape without memory."""
-    tensors = drawn(5, 24, 40)
-    torch.library.opcheck(torch.ops.triton_kernel_lab.swiglu_linear.default, tensors)
-    y = swiglu_linear(torch.empty(2, 5, 40, device="meta"), *(t.to("meta") for t in tensors[1:]))
-    assert (y.shape, y.device.type) == ((2, 5, 24), "meta")
+    """torch.library's own checks pass, with gradients and without."""
+    for asked in ((False, False, False), (True, True, True), (False, True, False)):
+        torch.library.opcheck(torch.ops.triton_kernel_lab.swiglu_linear.default, tuple(asking(asked)))
+
+
+def test_f56_meta_tensors_are_described_with_their_gradients() -> None:
+    """On the meta device nothing runs: the shapes of the output and of every gradient, without memory."""
+    tensors = [tensor.detach().to("meta").requires_grad_() for tensor in asking((True, True, True))]
+    y = swiglu_linear(*tensors)
+    assert (y.shape, y.device.type) == ((2, 3, 8), "meta")
+    y.sum().backward()
+    for tensor in tensors:
+        assert tensor.grad is not None
+        assert (tensor.grad.shape, tensor.grad.is_meta) == (tensor.shape, True)
 
 
 @pytest.mark.gpu
@@ -236,3 +417,13 @@ def test_f34_fp32_is_not_tf32() -> None:
         tensors = drawn(rows, 128, 4096)
         y, reference = swiglu_linear(*tensors).double(), oracle(*tensors)
         assert (y - reference).norm() <= 1e-5 * reference.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 16, 256])
+def test_f50_gradients_on_a_gpu(rows: int, dtype: torch.dtype) -> None:
+    """What is launched for this GPU gives every gradient, bf16 included."""
+    tensors = [tensor.requires_grad_() for tensor in drawn(rows, 512, 1024, dtype)]
+    found = checks.gradients(swiglu_linear, LOSSES["every_second"], *tensors)
+    assert_gradients(found, wide_gradients(LOSSES["every_second"], *tensors), dtype)

@@ -240,6 +240,10 @@ CASE = Case(
     ),
     cost=cost,
     timed=TIMED,
+    also=(
+        *(((1, length, length, 16, 16, 64), "float32") for length in (1024, 2048)),
+        *(((1, length, length, 32, 32, 128), "bfloat16") for length in (1024, 2048, 4096)),
+    ),
     checked=(
         *TIMED,
         (2, 333, 333, 8, 2, 128),

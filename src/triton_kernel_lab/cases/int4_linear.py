@@ -158,6 +158,15 @@ _TILES = tuple(
 )
 _DENSE = tuple({"kernel": "dense", "block_n": rows, "num_warps": warps} for rows in (32, 64, 128) for warps in (4, 8))
 
+TIMED = (
+    (1, 1536, 1536),
+    (1, 8960, 1536),
+    (1, 4096, 4096),
+    (1, 8192, 28672),
+    # From one row of x to so many that four times the bytes of a dense product no longer matter.
+    *((rows, 14336, 4096) for rows in (1, 4, 16, 64, 256)),
+)
+
 CASE = Case(
     name="int4_linear",
     cli_name="int4-linear",
@@ -180,29 +189,15 @@ CASE = Case(
         ),
     ),
     cost=cost,
-    timed=(
-        (1, 1536, 1536),
-        (1, 8960, 1536),
-        (1, 4096, 4096),
-        (1, 14336, 4096),
-        (1, 8192, 28672),
-        (16, 14336, 4096),
-    ),
+    timed=TIMED,
     timed_dtypes=("bfloat16",),
     checked=(
-        (1, 1536, 1536),
-        (1, 8960, 1536),
-        (1, 4096, 4096),
-        (1, 14336, 4096),
-        (1, 8192, 28672),
-        (16, 14336, 4096),
+        *TIMED,
         (1, 64, 28672),
         (7, 33, 2),
         (17, 100, 258),
-        (32, 4096, 4096),
-        (64, 4096, 4096),
+        *((rows, 4096, 4096) for rows in (32, 64, 512)),
         (100, 1000, 1000),
-        (512, 4096, 4096),
     ),
     smoke=((1, 48, 256), (3, 33, 130), (17, 40, 256)),
     library={"torch._weight_int4pack_mm": _tinygemm(), "cuBLAS, 16-bit weights": _dense()},
@@ -216,6 +211,7 @@ CASE = Case(
         Bucket(2, 8, None, (1, 8192, 28672), tuple(_streams(1, *_NARROW))),
         Bucket(2, 16, None, (16, 14336, 4096), tuple(_streams(2, *_WIDE))),
         Bucket(2, 32, None, (32, 14336, 4096), (*_streams(4, *_WIDE), *_TILES)),
+        Bucket(2, 256, 1 << 25, (64, 4096, 4096), _TILES),
         Bucket(2, 64, None, (64, 14336, 4096), (*_streams(4, *_WIDE), *_TILES)),
         Bucket(2, 256, None, (256, 14336, 4096), (*_TILES, *_DENSE)),
         Bucket(2, None, None, (1024, 14336, 4096), (*_TILES, *_DENSE)),

@@ -82,6 +82,7 @@ CASE = Case(
     ),
     cost=cost,
     timed=((128, 1024), (512, 4096), (2048, 4096), (8192, 14336)),
+    also=tuple(((16384, columns), "float32") for columns in (512, 4096)),
     checked=((128, 1024), (512, 4096), (2048, 4096), (8192, 14336), (1, 1), (3, 63), (17, 1000), (3, 5121)),
     smoke=((8, 128), (3, 63), (3, 5121)),
     # FlashInfer's silu_and_mul takes packed halves only, which are other inputs than these.

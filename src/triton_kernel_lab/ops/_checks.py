@@ -8,9 +8,21 @@ import torch
 from torch.autograd import forward_ad
 
 from triton_kernel_lab import routing
+from triton_kernel_lab.ops._launch import PLAIN_TYPES
 from triton_kernel_lab.ops._triton import HAS_TRITON, INTERPRET, triton
 
-__all__ = ["FLOATS", "expect", "expect_alike", "expect_float", "note_autograd", "refusal", "wants_grad"]
+__all__ = [
+    "FLOATS",
+    "dispatched",
+    "expect",
+    "expect_alike",
+    "expect_first_derivative",
+    "expect_float",
+    "no_gradient",
+    "note_autograd",
+    "refusal",
+    "wants_grad",
+]
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -64,6 +76,43 @@ def refusal(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[str, str] | 
         names = ", ".join(sorted(map(str, unknown)))
         return "inputs", f"the kernel takes float16, bfloat16 and float32, not {names}"
     return None
+
+
+def dispatched(*tensors: torch.Tensor | None) -> bool:
+    """Whether a call of these tensors must go through torch's dispatcher.
+
+    The dispatcher also materialises a lazy negation, which the memory does not
+    show. Compiling is asked first, because Dynamo cannot trace is_neg.
+    """
+    if torch.compiler.is_compiling():
+        return True
+    for tensor in tensors:  # noqa: SIM110  A generator in any() costs half as much again, on every call.
+        if tensor is not None and (type(tensor) not in PLAIN_TYPES or tensor.is_neg()):
+            return True
+    return False
+
+
+def no_gradient(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[str, str] | None:
+    """The layer and the reason why the kernels do not give the derivative that is wanted, or None where they do."""
+    if forward_ad._current_level >= 0:
+        return "autograd", "a derivative in forward mode is wanted, and the kernels have none"
+    # What is compiled asks when it runs; on the meta device nothing runs.
+    if torch.compiler.is_compiling() or x.is_meta:
+        return None
+    if torch._C._are_functorch_transforms_active():
+        return "autograd", "a transform of torch.func is active, and the kernels do not see through it"
+    return refusal(x, *others)
+
+
+def expect_first_derivative(operator: str) -> None:
+    """Raise RuntimeError in a backward pass that builds a graph of itself."""
+    # Not once_differentiable: it lets a call pass whose incoming gradient needs none, though the result depends
+    # on the inputs.
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"{operator}: a second derivative (create_graph=True) is wanted, and the kernels have only the first;"
+            f" call {operator}_reference instead."
+        )
 
 
 def note_autograd(operator: str) -> None:

@@ -129,8 +129,8 @@ def processors(device: int) -> int:
 
 
 @functools.cache
-def _table(kernel: str) -> dict[str, list[dict[str, Any]]]:
-    path = Path(__file__).parent / "launch" / f"{kernel}.json"
+def _table(kernel: str | Path) -> dict[str, list[dict[str, Any]]]:
+    path = Path(__file__).parent / "launch" / f"{kernel}.json" if isinstance(kernel, str) else kernel
     table: dict[str, list[dict[str, Any]]] = json.loads(path.read_text(encoding="utf-8"))["architectures"]
     return table
 
@@ -144,8 +144,11 @@ def _nearest(table: Mapping[str, Any], arch: str) -> str:
     return older[-1] if older else known[0]
 
 
-def choose(kernel: str, arch: str, *, itemsize: int, rows: int, columns: int) -> Config:
-    """The launch configuration of a shape: the first entry of the table that covers it."""
+def choose(kernel: str | Path, arch: str, *, itemsize: int, rows: int, columns: int) -> Config:
+    """The launch configuration of a shape: the first entry of the table that covers it.
+
+    ``kernel`` names a table of this package, or is the file of another package's.
+    """
     if _forced:
         return _forced[-1]
     table = _table(kernel)

@@ -19,6 +19,7 @@ from triton_kernel_lab.ops._norm import check as check_norm
 from triton_kernel_lab.ops._norm import normalise, rms_norm_reference
 from triton_kernel_lab.ops._rows import RowLayout, row_count, row_layout
 from triton_kernel_lab.ops._triton import tl, triton
+from triton_kernel_lab.ops.rms_norm_backward import rms_norm_backward, rms_norm_backward_op
 
 __all__ = ["add_rms_norm", "add_rms_norm_", "add_rms_norm_reference"]
 
@@ -443,20 +444,68 @@ def _(
     _check_in_place(x, residual, weight, eps, casting)
 
 
-def _dispatched(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None) -> bool:
-    """Whether the call has to go through torch's dispatcher.
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
+    _, _, weight, *ctx.how = inputs
+    _, summed = output
+    # All that both gradients need: neither x nor the residual is kept.
+    ctx.save_for_backward(summed, weight)
+    # A result that nothing depends on has no gradient, rather than one of zeros that would be read.
+    ctx.set_materialize_grads(False)
+    if not any(ctx.needs_input_grad[:2]):
+        ctx.mark_non_differentiable(summed)
 
-    The dispatcher also materialises a lazy negation, which the memory does not
-    show. Compiling is asked first, because Dynamo cannot trace is_neg.
-    """
-    return (
-        torch.compiler.is_compiling()
-        or type(x) not in _launch.PLAIN_TYPES
-        or type(residual) not in _launch.PLAIN_TYPES
-        or x.is_neg()
-        or residual.is_neg()
-        or (weight is not None and weight.is_neg())
-    )
+
+def _gradients(ctx: Any, dx: torch.Tensor | None, dweight: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """What the inputs are given: x and the residual the same gradient, and only those that are wanted."""
+    want_x, want_residual, *_ = ctx.needs_input_grad
+    return dx if want_x else None, dx if want_residual else None, dweight, None, None, None
+
+
+def _op_backward(
+    ctx: Any, dnormed: torch.Tensor | None, dsummed: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients through the dispatcher, which asks no more of a tensor than its shape."""
+    if dnormed is None:
+        return _gradients(ctx, dsummed, None)
+    summed, weight = ctx.saved_tensors
+    want_x, want_residual, want_weight, *_ = ctx.needs_input_grad
+    wanted = want_x or want_residual, want_weight
+    found = iter(rms_norm_backward_op(dnormed, summed, weight, dsummed, *ctx.how, *wanted))
+    return _gradients(ctx, *(next(found) if each else None for each in wanted))
+
+
+_add_rms_norm_op.register_autograd(_op_backward, setup_context=_keep)
+
+
+class _AddRMSNorm(torch.autograd.Function):
+    """The operator and its gradients without the dispatcher, which costs more than a small kernel runs."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Pair:
+        x, residual, weight, eps, casting, offset = inputs
+        output = _forward(x, residual, weight, eps, casting, offset, False)
+        _keep(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(
+        ctx: Any, dnormed: torch.Tensor | None, dsummed: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        _checks.expect_first_derivative(NAME)
+        summed, weight = ctx.saved_tensors
+        if dnormed is None or _checks.dispatched(dnormed, dsummed, summed, weight):
+            return _op_backward(ctx, dnormed, dsummed)
+        eps, casting, offset = ctx.how
+        want_x, want_residual, want_weight, *_ = ctx.needs_input_grad
+        found = rms_norm_backward(
+            *(dnormed, summed, weight, eps),
+            casting=casting,
+            offset=offset,
+            plus=dsummed,
+            want_x=want_x or want_residual,
+            want_weight=want_weight,
+        )
+        return _gradients(ctx, *found)
 
 
 def add_rms_norm(
@@ -489,20 +538,34 @@ def add_rms_norm(
 
     Returns:
         (normed, summed), contiguous tensors with the shape and dtype of x. When
-        a gradient is wanted the differentiable PyTorch form computes them.
+        a gradient is wanted the backward pass runs Triton kernels too, and
+        computes exactly the gradients asked for: x and residual have the same
+        one, in their dtype, to which that of ``summed`` is added in fp32; that of
+        the weight has the weight's dtype and is summed over the rows in fp32. It
+        keeps ``summed`` and the weight, neither x nor residual. The
+        differentiable PyTorch form serves forward mode, torch.func, and what
+        Triton does not take.
 
     Raises:
         TypeError: x or weight is not floating-point, or residual's dtype is not x's.
         ValueError: shapes or devices differ, casting is unknown or eps is negative.
+        RuntimeError: from the backward pass where it is called with
+            create_graph=True: there is no second derivative. That of
+            ``add_rms_norm_reference`` has one.
         triton_kernel_lab.routing.FallbackError: strict mode, and Triton does
             not serve the call.
     """
-    if _checks.wants_grad(x, residual, weight):
+    wanted = _checks.wants_grad(x, residual, weight)
+    if wanted and (reason := _checks.no_gradient(x, residual, weight)):
         _check(NAME, x, residual, weight, eps, casting)
-        _checks.note_autograd(NAME)
+        if not torch.compiler.is_compiling():
+            routing.fallback(NAME, *reason)
         return add_rms_norm_reference(x, residual, weight, eps, casting=casting, offset=offset)
-    if _dispatched(x, residual, weight):
+    if _checks.dispatched(x, residual, weight):
         normed, summed = _add_rms_norm_op(x, residual, weight, eps, casting, offset)
+        return normed, summed
+    if wanted:
+        normed, summed = _AddRMSNorm.apply(x, residual, weight, eps, casting, offset)
         return normed, summed
     return _forward(x, residual, weight, eps, casting, offset, False)
 
@@ -548,7 +611,7 @@ def add_rms_norm_(
         _check_in_place(x, residual, weight, eps, casting)
         _expect_apart(x, residual, weight)
         return _written(x, residual, add_rms_norm(x, residual, weight, eps, casting=casting, offset=offset))
-    if _dispatched(x, residual, weight):
+    if _checks.dispatched(x, residual, weight):
         _add_rms_norm_in_place_op(x, residual, weight, eps, casting, offset)
         return x, residual
     _forward(x, residual, weight, eps, casting, offset, True)

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from triton_kernel_lab import routing
 from triton_kernel_lab.ops import _checks, _launch
 from triton_kernel_lab.ops._attention_backward import attend, gradients
+from triton_kernel_lab.ops._dot import dot_add
 from triton_kernel_lab.ops._triton import tl, triton
 
 __all__ = ["flash_attention", "flash_attention_reference"]
@@ -99,7 +100,7 @@ def _attend(
     fade = tl.exp2(m - m_new)
     total = total * fade + tl.sum(p, 1)
     v = _rows_at(v_ptr, v_offsets, columns, d, Lk, D, DPAD, TAIL)
-    acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+    acc = dot_add(p.to(v.dtype), v, acc * fade[:, None], "ieee")
     return acc, highest, m_new, total
 
 

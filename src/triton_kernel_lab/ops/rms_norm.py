@@ -10,15 +10,14 @@ import math
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from triton_kernel_lab import routing
 from triton_kernel_lab.ops import _checks, _launch
 from triton_kernel_lab.ops._norm import check as check_norm
 from triton_kernel_lab.ops._norm import normalise, rms_norm_reference
-from triton_kernel_lab.ops._rms_norm_backward import rms_norm_backward, rms_norm_backward_op
 from triton_kernel_lab.ops._rows import row_count, row_layout
 from triton_kernel_lab.ops._triton import INTERPRET, tl, triton
+from triton_kernel_lab.ops.rms_norm_backward import rms_norm_backward, rms_norm_backward_op
 
 __all__ = ["rms_norm", "rms_norm_reference"]
 
@@ -214,18 +213,11 @@ def _op_backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     """The gradients through the dispatcher, which asks no more of a tensor than its shape."""
     x, weight = ctx.saved_tensors
     wanted = ctx.needs_input_grad[:2]
-    found = iter(rms_norm_backward_op(dy, x, weight, *ctx.how, *wanted))
+    found = iter(rms_norm_backward_op(dy, x, weight, None, *ctx.how, *wanted))
     return (*(next(found) if each else None for each in wanted), None, None, None)
 
 
 _rms_norm_op.register_autograd(_op_backward, setup_context=_keep)
-
-
-def _dispatched(*tensors: torch.Tensor | None) -> bool:
-    """Whether a call must go through the dispatcher; asked in the order that the operator explains."""
-    return torch.compiler.is_compiling() or any(
-        tensor is not None and (type(tensor) not in _launch.PLAIN_TYPES or tensor.is_neg()) for tensor in tensors
-    )
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -239,14 +231,9 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Not once_differentiable: it lets a call pass whose dy needs no gradient, though dx depends on x.
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "rms_norm: a second derivative (create_graph=True) is wanted, and the kernels have only the first;"
-                " call rms_norm_reference instead."
-            )
+        _checks.expect_first_derivative(NAME)
         x, weight = ctx.saved_tensors
-        if _dispatched(dy, x, weight):
+        if _checks.dispatched(dy, x, weight):
             return _op_backward(ctx, dy)
         eps, casting, offset = ctx.how
         want_x, want_weight = ctx.needs_input_grad[:2]
@@ -254,18 +241,6 @@ class _RMSNorm(torch.autograd.Function):
             dy, x, weight, eps, casting=casting, offset=offset, want_x=want_x, want_weight=want_weight
         )
         return (*found, None, None, None)
-
-
-def _no_gradient(x: torch.Tensor, weight: torch.Tensor | None) -> tuple[str, str] | None:
-    """The layer and the reason why the kernels do not give the derivative that is wanted, or None where they do."""
-    if forward_ad._current_level >= 0:
-        return "autograd", "a derivative in forward mode is wanted, and the kernels have none"
-    # What is compiled asks when it runs; on the meta device nothing runs.
-    if torch.compiler.is_compiling() or x.is_meta:
-        return None
-    if torch._C._are_functorch_transforms_active():
-        return "autograd", "a transform of torch.func is active, and the kernels do not see through it"
-    return _checks.refusal(x, weight)
 
 
 def rms_norm(
@@ -310,20 +285,13 @@ def rms_norm(
             not serve the call.
     """
     wanted = _checks.wants_grad(x, weight)
-    if wanted and (reason := _no_gradient(x, weight)):
+    if wanted and (reason := _checks.no_gradient(x, weight)):
         _check(x, weight, eps, casting)
         if not torch.compiler.is_compiling():
             routing.fallback(NAME, *reason)
         return rms_norm_reference(x, weight, eps, casting=casting, offset=offset)
     result: torch.Tensor
-    # The dispatcher also materialises a lazy negation, which the memory does not show. Compiling is asked
-    # first, because Dynamo cannot trace is_neg.
-    if (
-        torch.compiler.is_compiling()
-        or type(x) not in _launch.PLAIN_TYPES
-        or x.is_neg()
-        or (weight is not None and weight.is_neg())
-    ):
+    if _checks.dispatched(x, weight):
         result = _rms_norm_op(x, weight, eps, casting, offset)
     elif wanted:
         result = _RMSNorm.apply(x, weight, eps, casting, offset)

@@ -10,18 +10,17 @@ import math
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from triton_kernel_lab import routing
 from triton_kernel_lab.ops import _checks, _launch
 from triton_kernel_lab.ops._rows import RowLayout, row_count, row_layout
-from triton_kernel_lab.ops._swiglu_backward import (
+from triton_kernel_lab.ops._triton import tl, triton
+from triton_kernel_lab.ops.swiglu_backward import (
     swiglu_backward,
-    swiglu_backward_op,
+    swiglu_backward_dispatched,
     swiglu_packed_backward,
     swiglu_packed_backward_op,
 )
-from triton_kernel_lab.ops._triton import tl, triton
 
 __all__ = ["swiglu", "swiglu_packed", "swiglu_reference"]
 
@@ -186,9 +185,8 @@ def _keep(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> N
 
 
 def _op_backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """The gradients through the dispatcher, which asks no more of a tensor than its shape."""
-    found = iter(swiglu_backward_op(dy, *ctx.saved_tensors, *ctx.needs_input_grad))
-    return tuple(next(found) if wanted else None for wanted in ctx.needs_input_grad)
+    want_gate, want_up = ctx.needs_input_grad
+    return swiglu_backward_dispatched(dy, *ctx.saved_tensors, want_gate=want_gate, want_up=want_up)
 
 
 def _packed_op_backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
@@ -197,22 +195,6 @@ def _packed_op_backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
 
 _swiglu_op.register_autograd(_op_backward, setup_context=_keep)
 _swiglu_packed_op.register_autograd(_packed_op_backward, setup_context=_keep)
-
-
-def _dispatched(*tensors: torch.Tensor) -> bool:
-    """Whether a call must go through the dispatcher; asked in the order that the operator explains."""
-    return torch.compiler.is_compiling() or any(
-        type(tensor) not in _launch.PLAIN_TYPES or tensor.is_neg() for tensor in tensors
-    )
-
-
-def _expect_first_derivative() -> None:
-    # Not once_differentiable: it lets a call pass whose dy needs no gradient, though dgate depends on gate.
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "swiglu: a second derivative (create_graph=True) is wanted, and the kernels have only the first;"
-            " call swiglu_reference instead."
-        )
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -225,9 +207,9 @@ class _SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        _expect_first_derivative()
+        _checks.expect_first_derivative(NAME)
         gate, up = ctx.saved_tensors
-        if _dispatched(dy, gate, up):
+        if _checks.dispatched(dy, gate, up):
             return _op_backward(ctx, dy)
         want_gate, want_up = ctx.needs_input_grad
         return swiglu_backward(dy, gate, up, want_gate=want_gate, want_up=want_up)
@@ -243,21 +225,9 @@ class _PackedSwiGLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
-        _expect_first_derivative()
+        _checks.expect_first_derivative(NAME)
         (gate_up,) = ctx.saved_tensors
-        return _packed_op_backward(ctx, dy) if _dispatched(dy, gate_up) else swiglu_packed_backward(dy, gate_up)
-
-
-def _no_gradient(gate: torch.Tensor, up: torch.Tensor) -> tuple[str, str] | None:
-    """The layer and the reason why the kernels do not give the derivative that is wanted, or None where they do."""
-    if forward_ad._current_level >= 0:
-        return "autograd", "a derivative in forward mode is wanted, and the kernels have none"
-    # What is compiled asks when it runs; on the meta device nothing runs.
-    if torch.compiler.is_compiling() or gate.is_meta:
-        return None
-    if torch._C._are_functorch_transforms_active():
-        return "autograd", "a transform of torch.func is active, and the kernels do not see through it"
-    return _checks.refusal(gate, up)
+        return _packed_op_backward(ctx, dy) if _checks.dispatched(dy, gate_up) else swiglu_packed_backward(dy, gate_up)
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -286,20 +256,13 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
             not serve the call.
     """
     wanted = _checks.wants_grad(gate, up)
-    if wanted and (reason := _no_gradient(gate, up)):
+    if wanted and (reason := _checks.no_gradient(gate, up)):
         _check(gate, up)
         if not torch.compiler.is_compiling():
             routing.fallback(NAME, *reason)
         return swiglu_reference(gate, up)
     result: torch.Tensor
-    # The dispatcher also materialises a lazy negation, which the memory does not show. Compiling is asked
-    # first, because Dynamo cannot trace is_neg.
-    if (
-        torch.compiler.is_compiling()
-        or not {type(gate), type(up)} <= _launch.PLAIN_TYPES
-        or gate.is_neg()
-        or up.is_neg()
-    ):
+    if _checks.dispatched(gate, up):
         result = _swiglu_op(gate, up)
     elif wanted:
         result = _SwiGLU.apply(gate, up)
@@ -325,8 +288,8 @@ def swiglu_packed(gate_up: torch.Tensor) -> torch.Tensor:
         "an even last dimension",
         tuple(gate_up.shape),
     )
-    if _checks.wants_grad(gate_up) and _no_gradient(gate_up, gate_up) is None:
-        packed = _swiglu_packed_op if _dispatched(gate_up) else _PackedSwiGLU.apply
+    if _checks.wants_grad(gate_up) and _checks.no_gradient(gate_up) is None:
+        packed = _swiglu_packed_op if _checks.dispatched(gate_up) else _PackedSwiGLU.apply
         result: torch.Tensor = packed(gate_up)
         return result
     return swiglu(*_halves(gate_up))

@@ -14,9 +14,11 @@ import torch.nn.functional as F
 
 from triton_kernel_lab import routing
 from triton_kernel_lab.ops import _checks, _launch, _split
+from triton_kernel_lab.ops._dot import dot_add
 from triton_kernel_lab.ops._rows import row_count
 from triton_kernel_lab.ops._split import arrive
 from triton_kernel_lab.ops._triton import tl, triton
+from triton_kernel_lab.ops.swiglu_backward import swiglu_backward, swiglu_backward_dispatched
 
 __all__ = ["swiglu_linear", "swiglu_linear_reference"]
 
@@ -115,8 +117,8 @@ def _streamed_kernel(
             g = tl.load(gate_ptr + read[:, None] * gate_stride + c[None, :], mask=inside[None, :], other=0.0)
             u = tl.load(up_ptr + read[:, None] * up_stride + c[None, :], mask=inside[None, :], other=0.0)
             x = tl.load(x_ptr + m[None, :] * x_stride + c[:, None], mask=(m < M)[None, :] & inside[:, None], other=0.0)
-        gate = tl.dot(g, x, gate, input_precision=PRECISION)
-        up = tl.dot(u, x, up, input_precision=PRECISION)
+        gate = dot_add(g, x, gate, PRECISION)
+        up = dot_add(u, x, up, PRECISION)
     inside = (n < N)[:, None] & (m < M)[None, :]
     y_ptrs = y_ptr + m[None, :].to(tl.int64) * N + n[:, None]
     if SPLIT == 1:
@@ -184,8 +186,8 @@ def _tiled_kernel(
             x = tl.load(x_rows + c[None, :], mask=inside[None, :], other=0.0)
             g = tl.load(gate_rows + c[:, None], mask=inside[:, None], other=0.0)
             u = tl.load(up_rows + c[:, None], mask=inside[:, None], other=0.0)
-        gate = tl.dot(x, g, gate, input_precision=PRECISION)
-        up = tl.dot(x, u, up, input_precision=PRECISION)
+        gate = dot_add(x, g, gate, PRECISION)
+        up = dot_add(x, u, up, PRECISION)
     y_ptrs = y_ptr + m.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(y_ptrs, _gated(gate, up).to(y_ptr.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
 
@@ -228,8 +230,8 @@ def _described_kernel(
         up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
             x = x_tiles.load([m, k])
-            gate = tl.dot(x, gate_tiles.load([n, k]).T, gate, input_precision=PRECISION)
-            up = tl.dot(x, up_tiles.load([n, k]).T, up, input_precision=PRECISION)
+            gate = dot_add(x, gate_tiles.load([n, k]).T, gate, PRECISION)
+            up = dot_add(x, up_tiles.load([n, k]).T, up, PRECISION)
         y_tiles.store([m, n], _gated(gate, up).to(y_ptr.dtype.element_ty))
 
 
@@ -435,6 +437,57 @@ def _(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> torch.Tensor
     return x.new_empty(*x.shape[:-1], w_gate.shape[0])
 
 
+def _keep(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _of_products(
+    dy: torch.Tensor, x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, want_gate: bool, want_up: bool
+) -> tuple[Any, Any]:
+    """The gradients of the two products, which are computed anew and kept no longer than this."""
+    gate = torch.mm(x, w_gate.t())
+    # The gradient of up does not depend on up.
+    up = torch.mm(x, w_up.t()) if want_gate else gate
+    run = swiglu_backward_dispatched if _checks.dispatched(dy, gate, up) else swiglu_backward
+    return run(dy, gate, up, want_gate=want_gate, want_up=want_up)
+
+
+def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """With g and u the gradients of the products: dx = g w_gate + u w_up, dw_gate = g^T x, dw_up = u^T x."""
+    _checks.expect_first_derivative(NAME)
+    x, w_gate, w_up = ctx.saved_tensors
+    want_x, want_w_gate, want_w_up = ctx.needs_input_grad
+    (N, K), M = w_gate.shape, row_count(x)
+    dx = dw_gate = dw_up = None
+    # The kernel has multiplied in the dtype of its inputs, whatever autocast makes of a linear.
+    with torch._C._DisableAutocast():
+        rows = x.reshape(M, K)
+        of_gate, of_up = _of_products(dy.reshape(M, N), rows, w_gate, w_up, want_x or want_w_gate, want_x or want_w_up)
+        if want_x:
+            dx = torch.mm(of_gate, w_gate).addmm_(of_up, w_up).view(x.shape)
+        if want_w_gate:
+            dw_gate = torch.mm(of_gate.t(), rows)
+        if want_w_up:
+            dw_up = torch.mm(of_up.t(), rows)
+    return dx, dw_gate, dw_up
+
+
+_swiglu_linear_op.register_autograd(_backward, setup_context=_keep)
+
+
+class _SwiGLULinear(torch.autograd.Function):
+    """The operator and its gradients without the dispatcher, which costs more than a small kernel runs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, w_gate, w_up)
+        return _forward(x, w_gate, w_up)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return _backward(ctx, dy)
+
+
 def swiglu_linear(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> torch.Tensor:
     """Gated projection ``silu(x @ w_gate.T) * (x @ w_up.T)``, accumulated in fp32 and rounded once.
 
@@ -448,27 +501,35 @@ def swiglu_linear(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> 
         w_up: as w_gate.
 
     Returns:
-        A contiguous tensor [..., N] with the dtype of x. When a gradient is
-        wanted the differentiable PyTorch form computes it.
+        A contiguous tensor [..., N] with the dtype of x. For a gradient only
+        x and both weights are kept: the backward pass computes the products
+        anew, rounded to the dtype of x, runs the kernel of ``swiglu`` between
+        them, and computes exactly the gradients asked for, in the dtype of x.
+        Its products are ``torch.mm``, which accumulates in fp32 and obeys
+        torch's own switches, such as that for TF32. The differentiable PyTorch
+        form serves forward mode, torch.func, and what Triton does not take.
 
     Raises:
         TypeError: x is not floating-point, or the dtypes differ.
         ValueError: the shapes do not fit, or the devices differ.
+        RuntimeError: from the backward pass where it is called with
+            create_graph=True: there is no second derivative. That of
+            ``swiglu_linear_reference`` has one.
         triton_kernel_lab.routing.FallbackError: strict mode, and Triton does
             not serve the call.
     """
     tensors = (x, w_gate, w_up)
-    if _checks.wants_grad(*tensors):
+    wanted = _checks.wants_grad(*tensors)
+    if wanted and (reason := _checks.no_gradient(*tensors)):
         _check(*tensors)
-        _checks.note_autograd(NAME)
+        if not torch.compiler.is_compiling():
+            routing.fallback(NAME, *reason)
         return swiglu_linear_reference(*tensors)
-    # The dispatcher also materialises a lazy negation, which the memory does not show. Compiling is asked
-    # first, because Dynamo cannot trace is_neg.
-    if (
-        torch.compiler.is_compiling()
-        or not {type(tensor) for tensor in tensors} <= _launch.PLAIN_TYPES
-        or any(tensor.is_neg() for tensor in tensors)
-    ):
-        result: torch.Tensor = _swiglu_linear_op(*tensors)
-        return result
-    return _forward(*tensors)
+    result: torch.Tensor
+    if _checks.dispatched(*tensors):
+        result = _swiglu_linear_op(*tensors)
+    elif wanted:
+        result = _SwiGLULinear.apply(*tensors)
+    else:
+        result = _forward(*tensors)
+    return result

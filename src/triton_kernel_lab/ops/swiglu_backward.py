@@ -18,9 +18,9 @@ from triton_kernel_lab.ops import _checks, _launch
 from triton_kernel_lab.ops._rows import RowLayout, row_count, row_layout
 from triton_kernel_lab.ops._triton import tl, triton
 
-__all__ = ["swiglu_backward", "swiglu_backward_op", "swiglu_packed_backward", "swiglu_packed_backward_op"]
+__all__ = ["swiglu_backward", "swiglu_backward_dispatched", "swiglu_packed_backward", "swiglu_packed_backward_op"]
 
-OPERATOR, NAME = "swiglu backward", "_swiglu_backward"
+NAME = "swiglu_backward"
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None]
 _Run = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Gradients]
 
@@ -109,7 +109,7 @@ def _route(dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, want: tuple[b
     if gate.is_meta:
         return lambda dy, gate, up: _outputs(gate, want, packed)
     refusal = _checks.refusal(gate, dy, up)
-    run: _Run = routing.triton_route(OPERATOR, refusal, lambda: _plan(dy, gate, up, want, packed), reference)
+    run: _Run = routing.triton_route(NAME, refusal, lambda: _plan(dy, gate, up, want, packed), reference)
     return run
 
 
@@ -213,7 +213,7 @@ def swiglu_packed_backward(dy: torch.Tensor, gate_up: torch.Tensor) -> torch.Ten
 
 
 @torch.library.custom_op("triton_kernel_lab::swiglu_backward", mutates_args=())
-def swiglu_backward_op(
+def _swiglu_backward_op(
     dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, want_gate: bool, want_up: bool
 ) -> list[torch.Tensor]:
     """``swiglu_backward`` for the dispatcher: a list of the gradients that are wanted, as no output may be None."""
@@ -221,9 +221,17 @@ def swiglu_backward_op(
     return [gradient for gradient in found if gradient is not None]
 
 
-@swiglu_backward_op.register_fake
+@_swiglu_backward_op.register_fake
 def _(dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, want_gate: bool, want_up: bool) -> list[torch.Tensor]:
     return [gate.new_empty(gate.shape) for wanted in (want_gate, want_up) if wanted]
+
+
+def swiglu_backward_dispatched(
+    dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, *, want_gate: bool, want_up: bool
+) -> Gradients:
+    """``swiglu_backward`` through the dispatcher, which asks no more of a tensor than its shape."""
+    found = iter(_swiglu_backward_op(dy, gate, up, want_gate, want_up))
+    return next(found) if want_gate else None, next(found) if want_up else None
 
 
 @torch.library.custom_op("triton_kernel_lab::swiglu_packed_backward", mutates_args=())

@@ -25,7 +25,7 @@ from triton_kernel_lab.ops._triton import tl, triton
 
 __all__ = ["rms_norm_backward", "rms_norm_backward_op"]
 
-OPERATOR, NAME = "rms_norm backward", "_rms_norm_backward"
+NAME = "rms_norm_backward"
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None]
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """dy, x, weight and plus."""
@@ -255,7 +255,7 @@ def _route(inputs: Inputs, how: tuple[Any, ...], want: tuple[bool, bool]) -> _Ru
     if x.is_meta:
         return functools.partial(_nothing, want)
     refusal = _checks.refusal(x, dy, weight, plus)
-    run: _Run = routing.triton_route(OPERATOR, refusal, lambda: _plan(inputs, how, want), reference)
+    run: _Run = routing.triton_route(NAME, refusal, lambda: _plan(inputs, how, want), reference)
     return run
 
 
@@ -313,10 +313,16 @@ def _bind(
     programs = min(math.ceil(rows / group), config["programs"])
     parts = torch.empty((programs, columns) if want[1] else (1,), dtype=torch.float32, device=x.device)
     means = torch.empty((1,) if whole else (2, rows), dtype=torch.float32, device=x.device)
+    measure = reduce = None
+    if want[1]:
+        width = config["sum_columns"]
+        narrow = {"N": columns, "BLOCK": width, "ROWS": config["sum_rows"]}
+        bind = functools.partial(_launch.bind, config=config, num_warps=config["sum_warps"])
+        # Before the kernel that computes the gradients: what is bound last stands on record for the call.
+        reduce = bind(_columns_kernel, (math.ceil(columns / width),), (parts, gain), (programs,), narrow)
     bind = functools.partial(_launch.bind, config=config, num_warps=config["num_warps"])
     scalars: tuple[float, ...] = (rows, dy_inner, x_inner, eps, offset)
     constants: dict[str, int] = strides | flags | {"STAGES": config["stages"]}
-    measure = reduce = None
     if whole:
         constants |= {"BLOCK": block, "ROWS": group}
         gradients = bind(_rows_kernel, (programs,), (dy, x, gain, plus, dx, parts), scalars, constants)
@@ -327,11 +333,6 @@ def _bind(
         constants |= {"BLOCK": tile}
         scalars, tensors = (rows, dy_inner, x_inner, offset), (dy, x, gain, plus, dx, parts, means)
         gradients = bind(_tiles_kernel, (programs, math.ceil(columns / tile)), tensors, scalars, constants)
-    if want[1]:
-        width = config["sum_columns"]
-        narrow = {"N": columns, "BLOCK": width, "ROWS": config["sum_rows"]}
-        bind = functools.partial(_launch.bind, config=config, num_warps=config["sum_warps"])
-        reduce = bind(_columns_kernel, (math.ceil(columns / width),), (parts, gain), (programs,), narrow)
     parts_shape, means_shape, device = parts.shape, means.shape, x.device
 
     def launch(dy: torch.Tensor, x: torch.Tensor, gain: torch.Tensor, plus: torch.Tensor, dx: Any, dw: Any) -> None:
@@ -399,6 +400,7 @@ def rms_norm_backward_op(
     dy: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor | None,
+    plus: torch.Tensor | None,
     eps: float,
     casting: str,
     offset: float,
@@ -407,7 +409,7 @@ def rms_norm_backward_op(
 ) -> list[torch.Tensor]:
     """``rms_norm_backward`` for the dispatcher: a list of the gradients that are wanted, as no output may be None."""
     found = rms_norm_backward(
-        dy, x, weight, eps, casting=casting, offset=offset, want_x=want_x, want_weight=want_weight
+        dy, x, weight, eps, casting=casting, offset=offset, plus=plus, want_x=want_x, want_weight=want_weight
     )
     return [gradient for gradient in found if gradient is not None]
 
@@ -417,6 +419,7 @@ def _(
     dy: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor | None,
+    plus: torch.Tensor | None,
     eps: float,
     casting: str,
     offset: float,

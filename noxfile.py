@@ -27,7 +27,7 @@ nox.options.error_on_external_run = True
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 # What the pure stages write, and so what they must give again byte for byte.
-DERIVED = ("artifacts", "reports", "README.md", "dvc.lock")
+DERIVED = ("artifacts", "reports", "README.md", "docs/METHODOLOGY.md", "dvc.lock")
 # The ends of the pipeline that a measurement leads to. The codegen audit is none: it needs the pinned Triton.
 REPORT = ("figures", "tables", "site", "readme")
 
@@ -110,8 +110,9 @@ def codegen(session: nox.Session) -> None:
 
 @nox.session
 def drift(session: nox.Session) -> None:
-    """What is tracked equals what the raw samples give, on any host, without torch."""
+    """What is tracked equals what the raw samples and the sources give, on any host, without torch."""
     _prepare(session, "pipeline")
+    _dvc_repro(session, "sources", "-q")
     _dvc_repro(session, "-f", "--downstream", "roofline", "-q")
     _lab(session, "readme")
     said = session.run("git", "status", "--porcelain", "--", *DERIVED, silent=True, external=True)
@@ -119,7 +120,7 @@ def drift(session: nox.Session) -> None:
     if changed := [line for line in str(said).splitlines() if line[1:2] != " "]:
         session.run("git", "--no-pager", "diff", "--stat", "--", *DERIVED, external=True)
         names = ", ".join(line[3:] for line in changed)
-        session.error(f"drift: {names}: not what the raw samples give; commit what the pure stages wrote just now.")
+        session.error(f"drift: {names}: not what samples and sources give; commit what the pure stages wrote just now.")
     _lab(session, "verify")
 
 

@@ -563,6 +563,20 @@ def test_the_occupancy_is_that_of_nvidias_own_calculator(tmp_path: Path) -> None
             assert ours == theirs, (target, registers, shared, warps)
 
 
+@pytest.mark.parametrize(
+    ("tasks", "processors", "memory_gib", "processes"),
+    [(44, 2, 64, 2), (4, 16, 64, 4), (44, 64, 24, 12), (44, None, 0.5, 1)],
+)
+def test_processes_are_as_many_as_tasks_processors_and_memory_allow(
+    monkeypatch: pytest.MonkeyPatch, tasks: int, processors: int | None, memory_gib: float, processes: int
+) -> None:
+    """A processor, two gibibytes and a task each; the scarcest decides, and one there always is."""
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": int(memory_gib * (1 << 30)) // 4096}
+    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    assert stage._processes(tasks) == processes
+
+
 def test_the_audit_starts_without_torch() -> None:
     """The stage imports neither torch nor Triton; the processes that it starts do."""
     code = "import sys; import triton_kernel_lab.codegen.stage; sys.exit(bool({'torch', 'triton'} & set(sys.modules)))"

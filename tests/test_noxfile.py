@@ -85,7 +85,7 @@ def test_f89_cpu_runs_lint_unit_and_drift(bench: Bench) -> None:
     assert done.returncode == 0, done.stderr
     asked = "\n".join(bench.asked())
     parts = ["ruff check", "ruff format --check", "-m mypy", "-m pytest", "codegen --check", "--downstream roofline"]
-    parts += ["readme", "verify"]
+    parts += ["dvc repro sources", "readme", "verify"]
     assert [part for part in parts if part not in asked] == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,19 +16,21 @@ import pytest
 import synthetic
 import yaml
 
+from triton_kernel_lab import artifacts, source_lists
 from triton_kernel_lab.analysis import roofline
-from triton_kernel_lab.cases import PENDING
 from triton_kernel_lab.project import Project, find_project, kernel_names
 from triton_kernel_lab.report import readme, tables
 from triton_kernel_lab.report.figures import stage as figures
 from triton_kernel_lab.report.site import stage as site
-from triton_kernel_lab.sources import STAGES, stage_sources
+from triton_kernel_lab.sources import KERNEL_STAGES, STAGES, stage_sources
 
 ROOT = Path(__file__).parents[1]
 PIPELINE: dict[str, Any] = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))
 KERNELS = kernel_names(ROOT)
 REGISTRY = "src/triton_kernel_lab/cases/__init__.py"
 MEASURING = ("correctness", "timing", "counters")
+# What lists the sources of the others: not one of the stages that has sources of its own.
+LISTING = "sources"
 PURE: dict[str, Callable[[Project], None]] = {
     "roofline": roofline.run,
     "figures": figures.run,
@@ -37,8 +40,8 @@ PURE: dict[str, Callable[[Project], None]] = {
 }
 RUNS = [
     pytest.param(stage, kernel, id=f"{stage}@{kernel}" if kernel else stage)
-    for stage, entries in STAGES.items()
-    for kernel in (KERNELS if any("{kernel}" in entry for entry in entries) else [None])
+    for stage in PIPELINE["stages"]
+    for kernel in (KERNELS if stage in (LISTING, *KERNEL_STAGES) else [None])
 ]
 
 
@@ -50,7 +53,7 @@ MEASURED_FROM = [f"src/triton_kernel_lab/{name}" for name in ("cases", "lab", "o
 
 
 def deps(stage: str, kernel: str | None, runner: str = "RUNNER") -> list[str]:
-    return [fill(dep, kernel, runner) for dep in PIPELINE["stages"][stage]["deps"]]
+    return [fill(dep, kernel, runner) for dep in PIPELINE["stages"][stage].get("deps", [])]
 
 
 def outputs(stage: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -60,34 +63,51 @@ def outputs(stage: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def own_files(kernel: str | None) -> set[str]:
-    """A kernel's own three files, which a stage of each kernel names by the kernel."""
+    """A kernel's own three files."""
     return {f"src/triton_kernel_lab/{name}" for name in (f"ops/{kernel}.py", f"cases/{kernel}.py")} | {
         f"src/triton_kernel_lab/ops/launch/{kernel}.json"
     }
 
 
-def expected_sources(stage: str, kernel: str | None) -> set[str]:
-    """The kernel's own files, and what any kernel's stage shares: DVC cannot list files by kernel."""
-    found: set[str] = set()
-    for each in KERNELS if kernel else [None]:
-        closure = {path.relative_to(ROOT).as_posix() for path in stage_sources(ROOT, stage, each)}
-        found |= closure if each == kernel else closure - own_files(each)
-    return found
+def expected_sources(stage: str, kernel: str | None) -> list[str]:
+    return [path.relative_to(ROOT).as_posix() for path in stage_sources(ROOT, stage, kernel)]
 
 
 def test_stages_are_those_whose_sources_are_known() -> None:
-    """The pipeline and the source digests know the same stages, in the same order."""
-    assert list(PIPELINE["stages"]) == list(STAGES)
+    """The pipeline and the source digests know the same stages, in the same order; the listing one comes on top."""
+    assert [stage for stage in PIPELINE["stages"] if stage != LISTING] == list(STAGES)
 
 
-@pytest.mark.parametrize(("stage", "kernel"), RUNS)
-def test_sources_of_a_stage_are_all_that_its_code_imports(stage: str, kernel: str | None) -> None:
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage not in KERNEL_STAGES])
+def test_sources_of_a_stage_are_all_that_its_code_imports(stage: str) -> None:
     """No first-party module that a stage imports is missing from its deps, and none is listed that it does not."""
-    declared = [dep for dep in deps(stage, kernel) if dep.startswith("src/")]
+    declared = [dep for dep in deps(stage, None) if dep.startswith("src/")]
     if stage == "roofline":
         assert set(MEASURED_FROM) <= set(declared)
         declared = [dep for dep in declared if dep not in MEASURED_FROM]
-    assert sorted(declared) == sorted(expected_sources(stage, kernel))
+    assert sorted(declared) == sorted(expected_sources(stage, None))
+
+
+@pytest.mark.parametrize("stage", KERNEL_STAGES)
+def test_a_stage_of_a_kernel_depends_on_the_list_of_its_sources_alone(stage: str) -> None:
+    """It names no source itself but its own list; the listing stage writes all of these, and reads nothing."""
+    listed = f"artifacts/sources/${{item.kernel}}/{stage}.json"
+    found = [dep for dep in PIPELINE["stages"][stage]["deps"] if dep.startswith(("src/", "artifacts/sources/"))]
+    assert found == [listed]
+    assert listed in [name for name, _ in outputs(LISTING)]
+    assert len(list(outputs(LISTING))) == len(KERNEL_STAGES)
+    assert deps(LISTING, None) == []
+
+
+@pytest.mark.parametrize("stage", KERNEL_STAGES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_list_holds_all_that_the_code_imports(measured: Path, stage: str, kernel: str) -> None:
+    """Name and content of each module of the closure, and of nothing else."""
+    listed = artifacts.read(measured / f"artifacts/sources/{kernel}/{stage}.json", "sources")
+    assert (listed["kernel"], listed["stage"]) == (kernel, stage)
+    assert [f"src/triton_kernel_lab/{record['path']}" for record in listed["files"]] == expected_sources(stage, kernel)
+    for record in listed["files"]:
+        assert record["sha256"] == artifacts.sha256_file(measured / "src/triton_kernel_lab" / record["path"])
 
 
 def test_roofline_depends_on_all_that_a_measurement_was_made_from() -> None:
@@ -112,26 +132,27 @@ def test_stage_of_a_kernel_runs_for_each_of_the_registry(stage: str, kernel: str
     assert PIPELINE["vars"] == [f"{REGISTRY}:KERNELS"]
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", PIPELINE["stages"])
 def test_outputs_are_uncached_and_persistent(stage: str) -> None:
     """Git alone keeps an output, nothing is restored from a cache, and a failing stage deletes no evidence."""
     assert all(options == {"cache": False, "persist": True} for _, options in outputs(stage))
 
 
 def test_no_output_outside_the_two_folders() -> None:
-    """Outputs lie under artifacts/ and reports/ of the runner, or with the audits; README.md is none."""
-    names = [name for stage in STAGES for name, _ in outputs(stage)]
+    """Outputs lie under artifacts/ and reports/ of the runner, with the audits or the lists; README.md is none."""
+    names = [name for stage in PIPELINE["stages"] for name, _ in outputs(stage)]
     assert names
-    folders = ("artifacts/${runner}/", "reports/${runner}/", "artifacts/codegen/", "reports/codegen/")
-    assert all(name.startswith(folders) for name in names)
+    assert all(name.startswith(("artifacts/", "reports/")) for name in names)
+    lists = [f"artifacts/sources/${{item.kernel}}/{stage}.json" for stage in KERNEL_STAGES]
     audits = ["artifacts/codegen/${item.kernel}.json", "reports/codegen/${item.kernel}.md"]
-    assert [name for name in names if "${runner}" not in name] == audits
+    assert [name for name in names if name.split("/")[1] != "${runner}"] == lists + audits
     assert len(names) == len(set(names))
 
 
-def test_only_the_environment_is_looked_at_each_time() -> None:
-    """A changed machine is noticed on every run; nothing else runs without a reason."""
-    assert [stage for stage in STAGES if PIPELINE["stages"][stage].get("always_changed")] == ["environment"]
+def test_only_the_environment_and_the_sources_are_looked_at_each_time() -> None:
+    """A changed machine or source is noticed on every run; nothing else runs without a reason."""
+    found = [stage for stage, said in PIPELINE["stages"].items() if said.get("always_changed")]
+    assert found == ["environment", LISTING]
 
 
 def test_parameters_of_the_stages() -> None:
@@ -157,11 +178,10 @@ def test_every_kernel_has_op_case_table_and_test(kernel: str) -> None:
 
 
 def test_no_kernel_outside_the_registry() -> None:
-    """An op, a case or a launch table that no line of the registry, or of what waits for it, names is a leftover."""
+    """An op, a case or a launch table that no line of the registry names is a leftover."""
     package = ROOT / "src/triton_kernel_lab"
     stems = {path.stem for folder in ("ops", "cases", "ops/launch") for path in (package / folder).glob("[!_]*.*")}
-    assert stems == {*KERNELS, *PENDING}
-    assert not set(KERNELS) & set(PENDING)
+    assert stems == set(KERNELS)
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +193,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     synthetic.project(root, shapes=("128x1024",), dtypes=("float16",), processes=1, samples=20)
     shutil.copy(ROOT / "dvc.yaml", root)
     readme.run(find_project(root))  # Once more: it shows the pipeline.
+    for kernel in KERNELS:
+        source_lists.run(find_project(root), kernel)
     shutil.copytree(ROOT / ".dvc", root / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "config.local"))
     shutil.copy(ROOT / ".dvcignore", root)
     (root / ".dvc/config.local").write_text("[core]\n    no_scm = true\n", encoding="utf-8")
@@ -229,6 +251,71 @@ def test_the_report_is_measured_without_the_codegen_audit(checkout: Path) -> Non
     assert set(STAGES) - ran == {"codegen"}
 
 
+def test_a_changed_source_concerns_the_kernels_that_import_it(checkout: Path) -> None:
+    """After an edit of one backward module DVC plans the stages of its importers, and none of another kernel."""
+    recorded = dvc(checkout, "commit", "--force", LISTING, *MEASURING)
+    assert recorded.returncode == 0, recorded.stderr
+    assert changed(checkout) == set()
+    with (checkout / "src/triton_kernel_lab/ops/swiglu_backward.py").open("a") as stream:
+        stream.write("# as before\n")
+    assert dvc(checkout, "repro", LISTING).returncode == 0
+    importers = ("swiglu", "swiglu_backward", "swiglu_linear")
+    assert changed(checkout) == {f"{stage}@{kernel}" for stage in MEASURING for kernel in importers}
+    planned = dvc(checkout, "repro", "--dry", *MEASURING)
+    ran = set(re.findall("Running stage '(.*)'", planned.stdout))
+    assert {name for name in ran if name.startswith(MEASURING)} == changed(checkout)
+
+
+def test_a_list_that_does_not_describe_the_tree_is_told(checkout: Path) -> None:
+    """Verify names the list, the file that changed since and the command, and is sound again after that."""
+    with (checkout / "src/triton_kernel_lab/lab/ncu.py").open("a") as stream:
+        stream.write("# as before\n")
+    found = [line for line in source_lists.differing(find_project(checkout)) if "/rms_norm/" in line]
+    assert found == [
+        "artifacts/sources/rms_norm/counters.json: expected the sources as they are in the tree, found other ones: "
+        "lab/ncu.py; run `dvc repro sources@rms_norm`."
+    ]
+    assert found[0] in verify(checkout).stderr
+    assert dvc(checkout, "repro", LISTING).returncode == 0
+    assert list(source_lists.differing(find_project(checkout))) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda path: path.unlink(), "expected the sources of stage timing, found none (No such file or directory)"),
+        (lambda path: path.write_text("{}\n"), "expected the sources of stage timing, found another file ("),
+        (lambda path: path.rename(path.with_name("timings.json")), "belongs to no stage of a kernel; remove it."),
+        (
+            lambda path: path.write_text(path.read_text().replace('"swiglu"', '"rms_norm"')),
+            "found other ones: another kernel, stage or form",
+        ),
+    ],
+    ids=["missing", "another file", "surplus", "another kernel"],
+)
+def test_a_spoilt_list_is_told(checkout: Path, spoil: Callable[[Path], object], sentence: str) -> None:
+    """A list that is missing, is none, is another kernel's or is nobody's has its sentence."""
+    spoil(checkout / "artifacts/sources/swiglu/timing.json")
+    said = "\n".join(source_lists.differing(find_project(checkout)))
+    assert sentence in said
+
+
+def test_listing_sources_imports_no_torch(checkout: Path) -> None:
+    """The stage runs for every kernel on every run, so it must be over at once; the same tree gives the same bytes."""
+    paths = sorted((checkout / "artifacts/sources/swiglu").iterdir())
+    before = [path.read_bytes() for path in paths]
+    code = (
+        "import sys; sys.argv = ['lab', 'sources', 'swiglu']\nfrom triton_kernel_lab import cli\n"
+        "try:\n    cli.main()\nfinally:\n    print({'torch', 'triton', 'numpy'} & set(sys.modules))"
+    )
+    environment = os.environ | {"PYTHONPATH": os.fspath(checkout / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=checkout, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"
+    assert [path.read_bytes() for path in paths] == before
+
+
 def test_the_codegen_audit_comes_last(checkout: Path) -> None:
     """On a host with another Triton `dvc repro` has measured all there is before the audit refuses."""
     planned = re.findall("Running stage '(.*)'", dvc(checkout, "repro", "--dry", "--force").stdout)
@@ -259,22 +346,30 @@ def test_repro_refuses_a_host_that_is_not_the_runner(checkout: Path) -> None:
 
 
 def test_a_report_of_changed_sources_says_that_it_is_stale(checkout: Path) -> None:
-    """An edited case makes verify fail until the report is derived again; then the report names the kernel as stale."""
+    """An edited case makes verify fail until list and report are made again; then the report names it as stale."""
     assert verify(checkout).returncode == 0
-    with (checkout / "src/triton_kernel_lab/cases" / f"{KERNELS[0]}.py").open("a") as stream:
+    with (checkout / "src/triton_kernel_lab/cases" / f"{KERNELS[-1]}.py").open("a") as stream:
         stream.write("# another input\n")
     done = verify(checkout)
     assert done.returncode == 1
     assert "roofline.json: $.stale" in done.stderr
     named = re.findall(r"stage (\w+) of kernel (\w+): its sources changed since", done.stderr)
-    assert named == [(stage, KERNELS[0]) for stage in MEASURING]
+    assert named == [(stage, KERNELS[-1]) for stage in MEASURING]
+    source_lists.run(find_project(checkout), KERNELS[-1])
     for stage in PURE.values():
         stage(find_project(checkout))
     assert verify(checkout).returncode == 0
-    stages = ", ".join(f"`{stage}@{KERNELS[0]}`" for stage in MEASURING)
+    stages = ", ".join(f"`{stage}@{KERNELS[-1]}`" for stage in MEASURING)
     said = f"**Stale:** the sources of {stages} have changed since"
     assert said in (checkout / "README.md").read_text()
     assert said in (checkout / "reports" / synthetic.RUNNER / "results.md").read_text()
+
+
+def changed(root: Path) -> set[str]:
+    """The measuring stages that DVC would run again."""
+    done = dvc(root, "status", "--json", *MEASURING)
+    assert done.returncode == 0, done.stderr
+    return {name for name in json.loads(done.stdout) if name.startswith(MEASURING)}
 
 
 def verify(root: Path) -> subprocess.CompletedProcess[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from triton_kernel_lab.sources import (
     SourceError,
     module_digest,
     stage_digest,
+    stage_files,
     stage_sources,
     stale,
     stale_measurements,
@@ -60,7 +62,7 @@ def root(tmp_path: Path) -> Path:
 
 def kernel_stage(root: Path) -> None:
     """Add what stage timing consists of, for two kernels."""
-    for name in ("lab/timing.py", "lab/worker.py", "cases/one.py", "cases/two.py"):
+    for name in ("lab/timing.py", "lab/prepare.py", "lab/worker.py", "cases/one.py", "cases/two.py"):
         write(root, name, "")
     for kernel in ("one", "two"):
         write(root, f"ops/launch/{kernel}.json", "{}\n")
@@ -103,7 +105,8 @@ def test_serialising_modules_and_package_inits_are_no_sources(root: Path) -> Non
 def test_launch_table_is_a_source_of_its_kernel_only(root: Path) -> None:
     """A kernel's stage consists of its case and table and of no other kernel's."""
     kernel_stage(root)
-    assert names(root, "timing", "one") == ["cases/one.py", "lab/timing.py", "lab/worker.py", "ops/launch/one.json"]
+    shared = ["lab/prepare.py", "lab/timing.py", "lab/worker.py"]
+    assert names(root, "timing", "one") == ["cases/one.py", *shared, "ops/launch/one.json"]
 
 
 @pytest.mark.parametrize("name", ["analysis/roofline.py", "analysis/second.py", "whole.py"])
@@ -130,6 +133,19 @@ def test_digest_of_a_table_counts(root: Path) -> None:
     write(root, "ops/launch/one.json", '{"BLOCK": 2048}\n')
     assert stage_digest(root, "timing", "one") != one
     assert stage_digest(root, "timing", "two") == two
+
+
+def test_files_of_a_stage_are_named_with_their_content(root: Path) -> None:
+    """Each source has its name in the package and its own digest, whatever its line ends; an edit shows in its own."""
+    kernel_stage(root)
+    before = stage_files(root, "timing", "one")
+    assert list(before) == names(root, "timing", "one")
+    assert before["ops/launch/one.json"] == hashlib.sha256(b"{}\n").hexdigest()
+    (root / PACKAGE / "ops/launch/one.json").write_bytes(b"{}\r\n")
+    assert stage_files(root, "timing", "one") == before
+    write(root, "lab/worker.py", "import time\n")
+    after = stage_files(root, "timing", "one")
+    assert {name for name in before if before[name] != after[name]} == {"lab/worker.py"}
 
 
 def test_digest_does_not_see_line_ends_or_place(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

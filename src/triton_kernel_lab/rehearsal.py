@@ -33,6 +33,7 @@ _OWN = (
     "dvc.lock",
     "artifacts/cpu/",
     "artifacts/codegen/",
+    "artifacts/sources/",
     "reports/codegen/",
     "reports/cpu/",
     ".dvc/tmp/",

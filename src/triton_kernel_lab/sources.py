@@ -2,7 +2,8 @@
 
 An artifact carries the digest of the sources that made it, so that a number which
 no longer describes the tree can be named without a GPU. The walk follows import
-statements in the syntax tree and imports nothing. A leaf but for project.py.
+statements in the syntax tree and imports nothing. A leaf but for project.py and
+registry.py.
 """
 
 from __future__ import annotations
@@ -13,21 +14,33 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from triton_kernel_lab.project import Project, kernel_names
+from triton_kernel_lab import registry
+from triton_kernel_lab.project import Project
 
-__all__ = ["STAGES", "SourceError", "stage_digest", "stage_sources", "stale", "stale_measurements"]
+__all__ = [
+    "KERNEL_STAGES",
+    "STAGES",
+    "SourceError",
+    "stage_digest",
+    "stage_files",
+    "stage_sources",
+    "stale",
+    "stale_measurements",
+]
 
 _PACKAGE = "triton_kernel_lab"
+_CASE, _TABLE = "cases/{kernel}.py", "ops/launch/{kernel}.json"
 
 # Where each stage's code is entered. A name in braces is filled with the kernel; what is not Python
 # stands for itself: a launch table decides what runs as much as the code does.
 STAGES: dict[str, tuple[str, ...]] = {
     "environment": ("lab/environment.py",),
     "ceilings": ("lab/ceilings.py",),
-    "correctness": ("lab/correctness.py", "cases/{kernel}.py", "ops/launch/{kernel}.json"),
-    "timing": ("lab/timing.py", "lab/worker.py", "cases/{kernel}.py", "ops/launch/{kernel}.json"),
-    "counters": ("lab/counters.py", "lab/profiled.py", "cases/{kernel}.py", "ops/launch/{kernel}.json"),
+    "correctness": ("lab/correctness.py", _CASE, _TABLE),
+    "timing": ("lab/timing.py", "lab/prepare.py", "lab/worker.py", _CASE, _TABLE),
+    "counters": ("lab/counters.py", "lab/profiled.py", _CASE, _TABLE),
     "roofline": ("analysis/roofline.py",),
     "figures": ("report/figures/stage.py",),
     "tables": ("report/tables.py",),
@@ -36,8 +49,11 @@ STAGES: dict[str, tuple[str, ...]] = {
         *(f"report/site/{name}" for name in ("template.html", "style.css", "script.js")),
     ),
     "readme": ("report/readme.py",),
-    "codegen": ("codegen/stage.py", "cases/{kernel}.py", "ops/launch/{kernel}.json"),
+    "codegen": ("codegen/stage.py", _CASE, _TABLE),
 }
+
+KERNEL_STAGES = tuple(stage for stage, entries in STAGES.items() if _CASE in entries)
+"""The stages that run once for each kernel."""
 
 # What only the runner can make again.
 _MEASURED = frozenset({"environment", "ceilings", "correctness", "timing", "counters"})
@@ -45,11 +61,27 @@ _MEASURED = frozenset({"environment", "ceilings", "correctness", "timing", "coun
 # These serialise artifacts and locate files; no edit of theirs can change a number, and with them in
 # the digest a new schema check would ask for a new measurement. Nor does the walk ever reach an
 # __init__.py, which holds names only: a package's name is no file's.
-_NOT_SOURCES = frozenset({"artifacts.py", "project.py", "revisions.py", "sources.py"})
+_NOT_SOURCES = frozenset({"artifacts.py", "project.py", "registry.py", "revisions.py", "sources.py"})
+
+# Sets the files of another package, named from the folder that holds it, apart from ours.
+_OTHER = ":"
 
 
 class SourceError(ValueError):
     """A stage's sources cannot be told; one sentence says why."""
+
+
+class _Code(NamedTuple):
+    """Where source files lie: this package's, and those of the package that provides the kernel."""
+
+    package: Path
+    folder: Path | None = None
+    top: str | None = None
+
+    def path(self, name: str) -> Path:
+        if name.startswith(_OTHER) and self.folder:
+            return self.folder / name.removeprefix(_OTHER)
+        return self.package / name
 
 
 def stage_sources(root: Path, stage: str, kernel: str | None = None) -> list[Path]:
@@ -59,14 +91,17 @@ def stage_sources(root: Path, stage: str, kernel: str | None = None) -> list[Pat
         root: a checkout; without ``src/triton_kernel_lab`` in it, the sources are
             those of the package that is running.
         stage: a name of ``STAGES``.
-        kernel: which kernel, for a stage that runs once for each.
+        kernel: which kernel, for a stage that runs once for each. Of one that
+            another package provides, that package's files are sources, too.
 
     Raises:
         SourceError: for an unknown stage, a kernel too few or too many, or a
             file that is not there or is not Python.
+        triton_kernel_lab.registry.RegistryError: several packages provide the
+            kernel, or the one that does lacks its module.
     """
-    package = _package(root)
-    return [package / name for name in _closure(package, _entries(stage, kernel))]
+    code, names = _stage(root, stage, kernel)
+    return [code.path(name) for name in names]
 
 
 def stage_digest(root: Path, stage: str, kernel: str | None = None) -> str:
@@ -75,7 +110,13 @@ def stage_digest(root: Path, stage: str, kernel: str | None = None) -> str:
     Names are relative to the package and line ends count as LF, so that a clone
     with other line ends, or an installed package, has the same digest.
     """
-    return _digest(_package(root), stage_sources(root, stage, kernel))
+    return _digest(*_stage(root, stage, kernel))
+
+
+def stage_files(root: Path, stage: str, kernel: str | None = None) -> dict[str, str]:
+    """The SHA-256 of each of ``stage_sources`` by its name, with names and line ends as of ``stage_digest``."""
+    code, names = _stage(root, stage, kernel)
+    return {name: hashlib.sha256(_content(code, name)).hexdigest() for name in names}
 
 
 def module_digest(root: Path, *names: str) -> str:
@@ -85,17 +126,35 @@ def module_digest(root: Path, *names: str) -> str:
         root: as of ``stage_sources``.
         names: files relative to the package, such as ``analysis/gate.py``.
     """
-    package = _package(root)
-    return _digest(package, [package / name for name in _closure(package, list(names))])
+    code = _Code(_package(root))
+    return _digest(code, _closure(code, list(names)))
 
 
-def _digest(package: Path, paths: list[Path]) -> str:
+def _stage(root: Path, stage: str, kernel: str | None) -> tuple[_Code, list[str]]:
+    """Where a stage's sources lie, and their names."""
+    entries, package = _entries(stage, kernel), _package(root)
+    entry = registry.provider(kernel) if kernel and not (package / _CASE.format(kernel=kernel)).is_file() else None
+    if entry is None:
+        code = _Code(package)
+        return code, _closure(code, [name.format(kernel=kernel) for name in entries])
+    folder, file = registry.source(entry)
+    code = _Code(package, folder, entry.module.partition(".")[0])
+    # Its launch table, if it has one, is that of its operator's module.
+    lab = [name for name in entries if name not in (_CASE, _TABLE)]
+    return code, _closure(code, [*lab, f"{_OTHER}{file}"])
+
+
+def _digest(code: _Code, names: list[str]) -> str:
     digest = hashlib.sha256()
-    for path in paths:
-        content = path.read_bytes().replace(b"\r\n", b"\n")
-        digest.update(f"{path.relative_to(package).as_posix()}\0{len(content)}\0".encode())
+    for name in names:
+        content = _content(code, name)
+        digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()
+
+
+def _content(code: _Code, name: str) -> bytes:
+    return code.path(name).read_bytes().replace(b"\r\n", b"\n")
 
 
 def stale(project: Project) -> list[str]:
@@ -131,30 +190,30 @@ def _package(root: Path) -> Path:
     return checkout if checkout.is_dir() else Path(__file__).parent
 
 
-def _entries(stage: str, kernel: str | None) -> list[str]:
+def _entries(stage: str, kernel: str | None) -> tuple[str, ...]:
     if stage not in STAGES:
         raise SourceError(f"stage: expected one of {', '.join(STAGES)}, found {stage!r}.")
-    per_kernel = any("{kernel}" in entry for entry in STAGES[stage])
+    per_kernel = stage in KERNEL_STAGES
     if per_kernel != (kernel is not None):
         expected = "the name of a kernel" if per_kernel else "no kernel"
         raise SourceError(f"stage {stage}: expected {expected}, found {kernel!r}.")
-    return [entry.format(kernel=kernel) for entry in STAGES[stage]]
+    return STAGES[stage]
 
 
-def _closure(package: Path, entries: list[str]) -> list[str]:
-    """The entries and all that they import, at any depth; names relative to the package."""
+def _closure(code: _Code, entries: list[str]) -> list[str]:
+    """The entries and all that they import, at any depth."""
     seen: set[str] = set()
     queue = list(entries)
     while queue:
         name = queue.pop()
         if name not in seen:
             seen.add(name)
-            queue += [found for found in _imports(package, name) if found not in _NOT_SOURCES]
+            queue += [found for found in _imports(code, name) if found not in _NOT_SOURCES]
     return sorted(seen)
 
 
-def _imports(package: Path, name: str) -> list[str]:
-    path = package / name
+def _imports(code: _Code, name: str) -> list[str]:
+    path = code.path(name)
     try:
         text = path.read_text(encoding="utf-8")
         dotted = _dotted(text, name) if name.endswith(".py") else ()
@@ -162,16 +221,30 @@ def _imports(package: Path, name: str) -> list[str]:
         raise SourceError(f"{path}: expected a source file, found none ({error.strerror}).") from error
     except SyntaxError as error:
         raise SourceError(f"{path}: expected Python, found {error.msg} at line {error.lineno}.") from error
-    files = ["/".join(parts) + ".py" for parts in dotted if parts]
+    files = [file for top, *below in dotted for file in _files(code, top, below)]
     # An operator's module reads the launch table of its own name.
     folder, _, stem = name.removesuffix(".py").rpartition("/")
-    files += [f"ops/launch/{stem}.json"] if folder == "ops" else []
-    return [file for file in files if (package / file).is_file()]
+    files += [f"{folder}/launch/{stem}.json"] if folder else []
+    if name.startswith(_OTHER):
+        # Another package's __init__.py may hold code, and runs before its modules.
+        parts = folder.split("/")
+        files += [f"{'/'.join(parts[:count])}/__init__.py" for count in range(1, len(parts) + 1)]
+    return [file for file in files if code.path(file).is_file()]
+
+
+def _files(code: _Code, top: str, below: list[str]) -> list[str]:
+    """What a dotted name may be a file of."""
+    if top == _PACKAGE:
+        return ["/".join(below) + ".py"] if below else []
+    if top != code.top:
+        return []
+    module = _OTHER + "/".join([top, *below])
+    return [f"{module}.py", f"{module}/__init__.py"]
 
 
 @functools.lru_cache(maxsize=512)
 def _dotted(text: str, name: str) -> tuple[tuple[str, ...], ...]:
-    """What a module may import of the package, as paths of names below it.
+    """What a module may import, as the parts of dotted names.
 
     ``from a import b`` may name the module a.b or an attribute of a: both are given.
     """
@@ -182,22 +255,22 @@ def _dotted(text: str, name: str) -> tuple[tuple[str, ...], ...]:
         elif isinstance(node, ast.ImportFrom):
             base = _base(node, name)
             found += [base, *((*base, alias.name) for alias in node.names)]
-    return tuple(parts[1:] for parts in found if parts[:1] == (_PACKAGE,))
+    return tuple(parts for parts in found if parts)
 
 
 def _base(node: ast.ImportFrom, name: str) -> tuple[str, ...]:
     named = tuple(node.module.split(".")) if node.module else ()
     if not node.level:
         return named
-    here = (_PACKAGE, *name.split("/")[:-1])
+    folders = name.removeprefix(_OTHER).split("/")[:-1]
+    here = tuple(folders) if name.startswith(_OTHER) else (_PACKAGE, *folders)
     return here[: len(here) - node.level + 1] + named
 
 
 def _artifacts(project: Project) -> Iterator[tuple[str, str | None, Path]]:
-    checkout = project.root if (project.root / "src" / _PACKAGE).is_dir() else None
-    for stage, entries in STAGES.items():
-        if any("{kernel}" in entry for entry in entries):
-            for kernel in kernel_names(checkout):
+    for stage in STAGES:
+        if stage in KERNEL_STAGES:
+            for kernel in project.kernels:
                 folder = project.audits if stage == "codegen" else project.artifacts / stage
                 yield stage, kernel, folder / f"{kernel}.json"
         else:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from triton_kernel_lab.console import device_project, interpreting_project, known, progress, root, say
+from triton_kernel_lab.console import device_project, interpreting_project, known, pin, progress, root, say
 from triton_kernel_lab.project import ProjectError, find_project
 
 __all__ = ["COMMANDS"]
@@ -23,6 +23,7 @@ def env() -> None:
     """Print the device and the software that would measure."""
     import json
 
+    pin()
     import torch
 
     from triton_kernel_lab.lab.environment import probe
@@ -37,6 +38,13 @@ def environment() -> None:
     from triton_kernel_lab.lab import environment as stage
 
     stage.run(project)
+
+
+def sources(kernel: KernelArgument) -> None:
+    """Stage: list the files that each stage of one kernel consists of, for DVC to compare."""
+    from triton_kernel_lab import source_lists
+
+    source_lists.run(find_project(), known(kernel))
 
 
 def ceilings() -> None:
@@ -98,6 +106,7 @@ def nsight(
     dims = case.parse_dims(shape)
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype}: expected one of {', '.join(DTYPES)}.")
+    pin()
     from triton_kernel_lab.lab import nsight as profiler
 
     with progress("profiling") as log:
@@ -167,7 +176,7 @@ def site() -> None:
 
 
 def readme() -> None:
-    """Put results and pipeline between the README's markers."""
+    """Put results and pipeline between the markers of README.md and docs/METHODOLOGY.md."""
     from triton_kernel_lab.report import readme as stage
 
     stage.run(find_project())
@@ -192,11 +201,10 @@ def codegen(
 ) -> None:
     """Stage: compile for every target without a GPU and read the binaries."""
     from triton_kernel_lab.codegen import stage
-    from triton_kernel_lab.project import kernel_names
     from triton_kernel_lab.report import audit
 
     project = find_project()
-    audits = stage.derive(project, [known(kernel)] if kernel else kernel_names())
+    audits = stage.derive(project, [known(kernel)] if kernel else project.kernels)
     if check:
         from triton_kernel_lab.analysis import codegen_diff
         from triton_kernel_lab.report import codegen as report
@@ -206,6 +214,17 @@ def codegen(
         raise typer.Exit(codegen_diff.exit_code(findings))
     say("\n".join(stage.write(project, audits)))
     audit.write(project, audits)
+
+
+def new(
+    kernel: Annotated[str, typer.Argument(help="The kernel's name, such as my_kernel.")],
+    project: Annotated[Path | None, typer.Option(help="Make a new project of this folder, with the kernel.")] = None,
+) -> None:
+    """Write operator, launch table, case and test of a kernel, which work as written."""
+    from triton_kernel_lab import scaffold
+
+    written, following = scaffold.new(kernel, Path.cwd(), project)
+    say("\n".join([*(f"wrote {path}" for path in written), f"next: {following}"]))
 
 
 def rehearse() -> None:
@@ -220,6 +239,7 @@ def rehearse() -> None:
 COMMANDS: tuple[Callable[..., None], ...] = (
     env,
     environment,
+    sources,
     ceilings,
     correctness,
     timing,
@@ -235,6 +255,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     readme,
     export,
     codegen,
+    new,
     rehearse,
 )
 """In the order in which help lists them."""

@@ -63,7 +63,7 @@ def calls(case: Case) -> list[Call]:
     each other variant.
     """
     default, *others = case.variants
-    found = [Call(default, dims, DTYPES[dtype]) for dims in case.timed for dtype in case.timed_dtypes]
+    found = [Call(default, dims, DTYPES[dtype]) for dims, dtype in case.cells]
     for bucket in case.buckets:
         found.append(Call(default, bucket.dims, torch.float32 if bucket.itemsize == 4 else torch.bfloat16))
     found += [Call(other, (other.dims or case.timed)[0], DTYPES[case.timed_dtypes[0]]) for other in others]

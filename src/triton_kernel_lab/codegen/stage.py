@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from triton_kernel_lab import __version__, artifacts
@@ -25,7 +24,8 @@ from triton_kernel_lab.sources import stage_digest
 
 __all__ = ["CodegenError", "derive", "write"]
 
-_PROCESSES = 4
+# What a compiling process may hold, torch and its tools included: 0.9 GB was seen.
+_PROCESS_BYTES = 2 << 30
 # Settings of Triton, LLVM and ptxas in the environment change what they make; where the cache lies does not.
 _SETTINGS = re.compile(r"(TRITON|NVPTX|PTXAS|LLVM|MLIR|DISABLE|ALLOW|USE_IR)_")
 _KEPT = frozenset({"TRITON_CACHE_DIR", "TRITON_HOME"})
@@ -44,7 +44,7 @@ def derive(project: Project, kernels: Sequence[str]) -> dict[str, Artifact]:
         CodegenError: another Triton than the pinned one is installed, or the
             compiler brought its process down.
     """
-    version = _require_pinned(project.root)
+    version = _require_pinned(project)
     results = _run([(kernel, target) for kernel in kernels for target in TARGETS])
     return {
         kernel: {
@@ -83,15 +83,17 @@ def _failure(kernel: str, launch: Mapping[str, Any]) -> str:
     return f"does not compile: {launch['target']} {function} {call}: {launch['reason']}"
 
 
-def _require_pinned(root: Path) -> str:
-    """The version of Triton that is both pinned and installed."""
-    constraints = root / "constraints.txt"
-    pins: list[str] = re.findall(r"^triton==(\S+)$", constraints.read_text(encoding="utf-8"), re.MULTILINE)
-    if len(pins) != 1:
-        raise CodegenError(f"{constraints}: expected one line `triton==...`, found {len(pins)}.")
+def _require_pinned(project: Project) -> str:
+    """The version of Triton that is both pinned and installed; a project of one's own pins none."""
     installed = None
     with contextlib.suppress(metadata.PackageNotFoundError):
         installed = metadata.version("triton")
+    if project.listed is not None and installed is not None:
+        return installed
+    constraints = project.root / "constraints.txt"
+    pins: list[str] = re.findall(r"^triton==(\S+)$", constraints.read_text(encoding="utf-8"), re.MULTILINE)
+    if len(pins) != 1:
+        raise CodegenError(f"{constraints}: expected one line `triton==...`, found {len(pins)}.")
     if installed != pins[0]:
         raise CodegenError(
             f"codegen: expected Triton {pins[0]} as in constraints.txt, found {installed or 'none'}; `make codegen` "
@@ -104,7 +106,7 @@ def _run(tasks: list[Task]) -> dict[Task, Any]:
     """What each task gives; a task whose process dies is found by running what is left one by one."""
     pending: dict[Task, Future[Any]] = {}
     results: dict[Task, Any] = {}
-    with _pool(min(len(tasks), _PROCESSES, os.cpu_count() or 1)) as pool:
+    with _pool(_processes(len(tasks))) as pool:
         with contextlib.suppress(BrokenProcessPool):
             for task in tasks:
                 pending[task] = pool.submit(_audit, task)
@@ -112,6 +114,12 @@ def _run(tasks: list[Task]) -> dict[Task, Any]:
             with contextlib.suppress(BrokenProcessPool):
                 results[task] = future.result()
     return results | {task: _alone(task) for task in tasks if task not in results}
+
+
+def _processes(tasks: int) -> int:
+    """One for each processor, as far as there are tasks and memory for them."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(tasks, os.cpu_count() or 1, memory // _PROCESS_BYTES))
 
 
 def _alone(task: Task) -> Any:

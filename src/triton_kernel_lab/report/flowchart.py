@@ -13,6 +13,7 @@ __all__ = ["FlowchartError", "edges", "read", "render"]
 
 _FIRST_DERIVED = "roofline"
 _OUTPUTS = ("outs", "metrics", "plots")
+_RUNNER = "${runner}"
 # A kernel, a runner: a place that DVC fills in.
 _PLACE = re.compile(r"\$\{[^}]*\}")
 
@@ -68,9 +69,13 @@ def _closure(direct: set[tuple[str, str]]) -> set[tuple[str, str]]:
 
 
 def render(stages: Mapping[str, Any]) -> str:
-    """The flowchart as a fenced block: what needs the device above, what any machine derives below."""
+    """The flowchart as a fenced block: what needs the device above, what any machine derives below.
+
+    A measurement leads to the roofline, and is written for a runner.
+    """
     ways = _closure(set(edges(stages)))
-    measured = [name for name in stages if (name, _FIRST_DERIVED) in ways]
+    of_runner = [name for name in stages if any(_RUNNER in output for output in _outputs(stages[name]))]
+    measured = [name for name in of_runner if (name, _FIRST_DERIVED) in ways]
     derived = [name for name in stages if name not in measured]
     lines = ["```mermaid", "flowchart LR"]
     for group, title, names in (("gpu", "on the GPU", measured), ("anywhere", "on any machine", derived)):

@@ -1,0 +1,1 @@
+"""Decoding a whole model, token by token, beside the ways in which others do it."""

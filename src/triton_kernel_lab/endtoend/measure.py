@@ -1,0 +1,274 @@
+"""One cell: every opponent on the same prompt, checked, timed in turns, and checked again."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from triton_kernel_lab import routing
+from triton_kernel_lab.endtoend.model import Models
+from triton_kernel_lab.endtoend.opponents import OPPONENTS, Opponent, Setting
+from triton_kernel_lab.endtoend.reference import Reference
+from triton_kernel_lab.endtoend.sessions import Session
+from triton_kernel_lab.endtoend.watch import Laps, Watch, watch_for
+from triton_kernel_lab.lab import check
+
+__all__ = ["Protocol", "cell"]
+
+Log = Callable[[str], None]
+
+# A repetition of a slow opponent holds fewer tokens, so that it does not set the pace.
+_SLOW_NS = 400_000_000
+_FEWEST = 4
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How much is done in a cell, in steps, and the seed of its tokens."""
+
+    checked_rows: int = 2
+    checked_steps: int = 4
+    warmup_steps: int = 4
+    repetitions: int = 5
+    tokens: int = 16
+    seed: int = 20260
+
+    @property
+    def steps(self) -> int:
+        """The most steps that an opponent makes: one more is made to read its memory."""
+        return self.checked_steps + self.warmup_steps + 1 + self.repetitions * self.tokens
+
+
+@dataclass
+class _Entrant:
+    """An opponent in a cell: its session, all that it was fed, what it made of that, and its record so far.
+
+    ``tokens`` is how many steps a repetition of its holds.
+    """
+
+    opponent: Opponent
+    record: dict[str, Any]
+    session: Session | None = None
+    fed: list[torch.Tensor] = field(default_factory=list)
+    logits: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    greedy: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    tokens: int = 0
+
+    @property
+    def ready(self) -> bool:
+        return self.session is not None and self.record["status"] == "ok"
+
+    def feed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """One step; its logits, in memory that the next may overwrite."""
+        assert self.session is not None
+        self.fed.append(tokens)
+        self.logits = self.session.step(tokens)
+        self.greedy = self.logits.argmax(-1)
+        return self.logits
+
+    def follow(self) -> None:
+        """One step with the likeliest tokens."""
+        self.feed(self.greedy)
+
+    def drop(self, status: str, reason: str) -> None:
+        """Let go of the session: what it holds is large, and nobody times it."""
+        self.record |= {"status": status, "reason": reason, "runs": []}
+        self.session = None
+
+
+class _Judge:
+    """The float32 references of a cell, by what the weights are, and the limit that eager's own error sets."""
+
+    def __init__(self, models: Models, prompt: torch.Tensor, forced: torch.Tensor, rows: int) -> None:
+        self._models, self._prompt, self._forced = models, prompt[:rows], forced[:rows]
+        self._references: dict[str, Reference] = {}
+        self._expected: dict[str, torch.Tensor] = {}
+        self.bound = check.limit(models.dtype, None)
+
+    def settle(self, eager: Sequence[torch.Tensor]) -> None:
+        """Take the limit from the eager model's logits [B, V] after each forced token."""
+        self.bound = check.limit(self._models.dtype, check.measure(self._stack(eager), self.expected("bfloat16")))
+
+    def expected(self, weights: str) -> torch.Tensor:
+        """The reference's logits after each forced token, float32 [rows, steps, V]."""
+        if weights not in self._expected:
+            self._references[weights] = Reference(self._models, weights, self._prompt)
+            self._expected[weights] = self._references[weights].logits(self._forced, self._forced.shape[1])
+        return self._expected[weights]
+
+    def _stack(self, logits: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.stack([each[: self._forced.shape[0]] for each in logits], 1)
+
+    def before(self, weights: str, logits: Sequence[torch.Tensor]) -> tuple[dict[str, Any], list[str]]:
+        """The record of a check on the forced tokens, and what is wrong."""
+        found, wanted = self._stack(logits), self.expected(weights)
+        error = check.measure(found, wanted)
+        agreeing = found.argmax(-1) == wanted.argmax(-1)
+        record = {
+            **{name: value for name, value in error.record().items() if name != "max_abs"},
+            **{f"limit_{name}": value for name, value in self.bound.record().items()},
+            "greedy_agreeing": int(agreeing.sum()),
+            "greedy_checked": agreeing.numel(),
+        }
+        return record, check.verdict(error, self.bound)
+
+    def after(self, weights: str, fed: Sequence[torch.Tensor], logits: torch.Tensor) -> list[str]:
+        """What is wrong with the last logits, given all that was fed."""
+        rows = self._forced.shape[0]
+        wanted = self._references[weights].logits(torch.stack(list(fed), 1)[:rows], 1)
+        return check.verdict(check.measure(logits[:rows, None], wanted), self.bound)
+
+
+def cell(
+    models: Models,
+    batch: int,
+    context: int,
+    names: Sequence[str],
+    protocol: Protocol,
+    log: Log = lambda line: None,
+    opponents: Mapping[str, Opponent] = OPPONENTS,
+    watch: Watch | None = None,
+) -> dict[str, Any]:
+    """Measure one batch at one context length.
+
+    Args:
+        models: the model and its relatives.
+        batch, context: sequences, and tokens of the prompt of each.
+        names: of ``opponents``, in any order.
+        protocol: how much is done.
+        log: is told each step of it.
+        opponents: who can be named.
+        watch: takes the times; default: the device's own.
+
+    Returns:
+        ``{batch, context, opponents}`` as the artifact keeps it, without what is derived.
+        An opponent that is wrong, cannot be had or fails has a status and a reason, and no times.
+    """
+    watch = watch or watch_for(models.device)
+    generator = torch.Generator(models.device).manual_seed(protocol.seed)
+    shape = (batch, context + protocol.checked_steps)
+    drawn = torch.randint(models.sizes.vocab, shape, generator=generator, device=models.device)
+    prompt, forced = drawn[:, :context].contiguous(), drawn[:, context:]
+    log("prefill")
+    setting = Setting(models, prompt, models.prefill(models.base, prompt), context + protocol.steps)
+    judge = _Judge(models, prompt, forced, protocol.checked_rows)
+    with routing.strict(), torch.no_grad():
+        eager = _Entrant(OPPONENTS["eager_dynamic"], {})
+        eager.session = eager.opponent.open(setting)
+        judge.settle([eager.feed(forced[:, step]).clone() for step in range(forced.shape[1])])
+        entrants = [
+            _enter(name, opponents[name], setting, judge, forced, protocol, log) for name in opponents if name in names
+        ]
+        _time(entrants, protocol, watch, log)
+        _check_again(entrants, judge)
+    return {"batch": batch, "context": context, "opponents": [entrant.record for entrant in entrants]}
+
+
+def _enter(
+    name: str,
+    opponent: Opponent,
+    setting: Setting,
+    judge: _Judge,
+    forced: torch.Tensor,
+    protocol: Protocol,
+    log: Log,
+) -> _Entrant:
+    """Set an opponent up, check it, warm it up; what goes wrong with it is its record's affair."""
+    log(name)
+    facts = {key: getattr(opponent, key) for key in ("role", "served_by", "weights", "cache")}
+    record = {"name": name, **facts, "status": "ok", "reason": None}
+    record |= {"prepare_ns": None, "peak_bytes": None, "check": None, "runs": []}
+    entrant = _Entrant(opponent, record)
+    try:
+        _prepare(entrant, setting, judge, forced, protocol)
+    except ImportError as error:
+        entrant.drop("unavailable", _sentence(error))
+    except Exception as error:
+        # Whatever a library raises is why it has no figure here, and the others still have theirs.
+        entrant.drop("failed", _sentence(error))
+    return entrant
+
+
+def _prepare(entrant: _Entrant, setting: Setting, judge: _Judge, forced: torch.Tensor, protocol: Protocol) -> None:
+    started = time.perf_counter_ns()
+    entrant.session = entrant.opponent.open(setting)
+    logits = [entrant.feed(forced[:, step]).clone() for step in range(forced.shape[1])]
+    _wait(setting.models.device)
+    entrant.record |= {"prepare_ns": time.perf_counter_ns() - started, "reason": entrant.session.note}
+    entrant.record["check"], wrong = judge.before(entrant.opponent.weights, logits)
+    if wrong:
+        entrant.drop("invalid", "; ".join(wrong))
+        return
+    _warm_up(entrant, setting.models.device, protocol)
+    entrant.record["peak_bytes"] = _peak_bytes(entrant, setting.models.device)
+
+
+def _warm_up(entrant: _Entrant, device: torch.device, protocol: Protocol) -> None:
+    """Decode until all is compiled and captured, and see how many tokens a repetition may hold."""
+    elapsed_ns = 1
+    for _ in range(protocol.warmup_steps):
+        _wait(device)
+        started = time.perf_counter_ns()
+        entrant.follow()
+        _wait(device)
+        elapsed_ns = max(time.perf_counter_ns() - started, 1)
+    entrant.tokens = max(min(protocol.tokens, _SLOW_NS // elapsed_ns), min(_FEWEST, protocol.tokens))
+
+
+def _peak_bytes(entrant: _Entrant, device: torch.device) -> int | None:
+    """The most memory that a step needs beyond what was allocated before it."""
+    if device.type != "cuda":
+        entrant.follow()
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    entrant.follow()
+    _wait(device)
+    return int(torch.cuda.max_memory_allocated(device)) - int(before)
+
+
+def _time(entrants: Sequence[_Entrant], protocol: Protocol, watch: Watch, log: Log) -> None:
+    """Repetitions in turns, in the other order every second time."""
+    gc.collect()
+    for repetition in range(protocol.repetitions):
+        log(f"repetition {repetition + 1} of {protocol.repetitions}")
+        for entrant in entrants if repetition % 2 == 0 else reversed(entrants):
+            if entrant.ready:
+                try:
+                    laps = _decode(entrant, watch)
+                except Exception as error:  # As when it is set up.
+                    entrant.drop("failed", _sentence(error))
+                    continue
+                run = {"repetition": repetition, "tokens": entrant.tokens, **asdict(laps)}
+                entrant.record["runs"].append(run)
+
+
+def _decode(entrant: _Entrant, watch: Watch) -> Laps:
+    watch.start()
+    for _ in range(entrant.tokens):
+        entrant.follow()
+        watch.mark()
+    laps = watch.stop()
+    # The check at the end looks at them, and whatever owns their memory may use it until then.
+    entrant.logits = entrant.logits.clone()
+    return laps
+
+
+def _check_again(entrants: Sequence[_Entrant], judge: _Judge) -> None:
+    for entrant in entrants:
+        if entrant.ready and (wrong := judge.after(entrant.opponent.weights, entrant.fed, entrant.logits)):
+            entrant.drop("invalid", f"after {len(entrant.fed)} steps: {'; '.join(wrong)}")
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _sentence(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

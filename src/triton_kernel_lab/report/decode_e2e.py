@@ -1,0 +1,131 @@
+"""Decoding a whole model: the section of results.md, and the block of the README."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from triton_kernel_lab.artifacts import Artifact
+from triton_kernel_lab.report import units
+from triton_kernel_lab.report.markdown import table
+
+__all__ = ["HEADERS", "MISSING_HEADERS", "block", "conditions", "missing", "rows", "section"]
+
+_TITLE = "## Decoding a whole model"
+_NAME = ("Batch", "Context", "Decoder", "Cache", "Weights")
+HEADERS = (
+    *(*_NAME, "Tokens/s", "per token (ms)", "device step (ms)"),
+    *("Floor (ms)", "over floor", "vs torch.compile", "Greedy tokens", "Step memory (MiB)"),
+)
+MISSING_HEADERS = (*_NAME, "Status", "Reason")
+_LABELS = {
+    "triton": "Triton",
+    "eager": "PyTorch eager",
+    "liger": "Liger's patch",
+    "torch_compile": "torch.compile",
+    "torch_compile_reduce_overhead": "torch.compile reduce-overhead",
+}
+_MAKE = "`python benchmarks/decode_e2e.py`"
+# The columns of the short table: a header, and whose times count; the best of them is shown.
+_GROUPS = {
+    "Triton": ("triton_static", "triton_paged"),
+    "Triton INT4": ("triton_int4_static", "triton_int4_paged"),
+    "torch.compile": ("torch_compile", "torch_compile_reduce_overhead"),
+    "Liger": ("liger",),
+    "eager": ("eager_dynamic", "eager_static"),
+}
+
+
+def section(found: Artifact | None) -> str:
+    """Every decoder of every cell; empty where nothing was ever measured."""
+    if found is None:
+        return ""
+    if found["status"] != "measured":
+        return f"{_TITLE}\n\nNot measured: {found['reason']}."
+    absent = missing(found)
+    parts = [_TITLE, conditions(found), table(HEADERS, rows(found))]
+    parts += [f"### Not timed\n\n{table(MISSING_HEADERS, absent)}"] if absent else []
+    return "\n\n".join(parts)
+
+
+def rows(found: Artifact) -> list[list[str]]:
+    """A row of text for each decoder that was timed, under ``HEADERS``."""
+    return [_row(cell, each) for cell in found["cells"] for each in cell["opponents"] if each["derived"]]
+
+
+def missing(found: Artifact) -> list[list[str]]:
+    """A row for each of the others, under ``MISSING_HEADERS``."""
+    return [
+        [*_name(cell, each), each["status"], each["reason"] or units.MISSING]
+        for cell in found["cells"]
+        for each in cell["opponents"]
+        if not each["derived"]
+    ]
+
+
+def _name(cell: Mapping[str, Any], opponent: Mapping[str, Any]) -> list[str]:
+    name = opponent["name"]
+    label = _LABELS.get(name) or _LABELS[name.partition("_")[0]]
+    if opponent["derived"] and opponent["reason"]:
+        label = f"{label}, {opponent['reason']}"
+    return [str(cell["batch"]), str(cell["context"]), label, opponent["cache"], opponent["weights"]]
+
+
+def _row(cell: Mapping[str, Any], opponent: Mapping[str, Any]) -> list[str]:
+    derived, check = opponent["derived"], opponent["check"]
+    return [
+        *_name(cell, opponent),
+        str(derived["tokens_per_s"]),
+        *(units.milliseconds(derived[f"{name}_ns"]) for name in ("token_p50", "step_p50", "floor")),
+        *(units.factor(derived["over_floor_ratio"]), units.ratio(derived["speedup_over_torch_compile"])),
+        f"{check['greedy_agreeing']} of {check['greedy_checked']}",
+        units.MISSING if opponent["peak_bytes"] is None else units.traffic(opponent["peak_bytes"]),
+    ]
+
+
+def conditions(found: Artifact) -> str:
+    """The model, the software beside the environment's, and how the times were taken."""
+    model, protocol, ceiling = found["model"], found["protocol"], found["read_ceiling"]
+    caveat = " Exploratory: made from a tree with uncommitted changes." if found["claim_kind"] == "exploratory" else ""
+    return (
+        f"A Llama-style model of random weights ({model['layers']} layers, {model['hidden']} wide, "
+        f"{model['intermediate']} in the MLP, {model['heads']} heads on {model['kv_heads']}, {model['vocab']} tokens), "
+        f"decoded greedily after a real prefill; transformers {found['software']['transformers']}, Liger "
+        f"{found['software']['liger_kernel'] or 'not installed'}. Per token is the host's time over a repetition of up "
+        f"to {protocol['tokens']} steps and the wait for the last, median of {protocol['repetitions']} repetitions in "
+        f"turns. The floor is the time in which the measured read ceiling, "
+        f"{units.gigabytes_per_s(ceiling['bytes_per_s'])} GB/s, delivers weights and cache once. Greedy tokens are "
+        f"those on which a decoder agrees with the float32 model; random weights make near ties.{caveat}"
+    )
+
+
+def block(found: Artifact | None) -> str:
+    """The README's table: a row a cell, the time a token of the best of each kind, and the floor. Pure.
+
+    Args:
+        found: the artifact ``decode_e2e`` of the runner, if there is one.
+    """
+    if found is None:
+        return f"Not measured yet: {_MAKE} measures it on this runner."
+    if found["status"] != "measured":
+        return f"Not measured: {found['reason']}."
+    headers = ["Batch", "Context", *(f"{name} (ms)" for name in _GROUPS), "Floor (ms)", "over floor"]
+    headers += ["vs torch.compile", "INT4 vs torch.compile", "Triton tokens/s"]
+    return "\n\n".join([table(headers, [list(_short(cell)) for cell in found["cells"]]), conditions(found)])
+
+
+def _short(cell: Mapping[str, Any]) -> Iterator[str]:
+    yield from (str(cell["batch"]), str(cell["context"]))
+    best = {name: _best(cell, names) for name, names in _GROUPS.items()}
+    yield from (units.milliseconds(each.get("token_p50_ns")) for each in best.values())
+    ours = best["Triton"]
+    yield units.milliseconds(ours.get("floor_ns"))
+    yield units.factor(ours.get("over_floor_ratio"))
+    yield from (units.ratio(best[name].get("speedup_over_torch_compile")) for name in ("Triton", "Triton INT4"))
+    yield units.plain(ours.get("tokens_per_s"))
+
+
+def _best(cell: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
+    """What is derived of the fastest of some opponents; nothing where none was timed."""
+    timed = [each["derived"] for each in cell["opponents"] if each["name"] in names and each["derived"]]
+    return min(timed, key=lambda derived: int(derived["token_p50_ns"]), default={})

@@ -1,0 +1,518 @@
+"""Decoding a whole model: what is checked, what is timed, what follows from the times, and how it is reported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import synthetic
+import torch
+
+from triton_kernel_lab import artifacts, decode_e2e
+from triton_kernel_lab.analysis import decode_e2e as figures
+from triton_kernel_lab.analysis import verify
+from triton_kernel_lab.artifacts import Artifact
+from triton_kernel_lab.decode_e2e import DecodeError, Request
+from triton_kernel_lab.endtoend import measure, prime
+from triton_kernel_lab.endtoend.model import INT4_GROUP, Models, Sizes, quantised, sharing
+from triton_kernel_lab.endtoend.opponents import OPPONENTS, Opponent, Setting
+from triton_kernel_lab.endtoend.sessions import Session
+from triton_kernel_lab.endtoend.watch import Laps, Watch, watch_for
+from triton_kernel_lab.project import Project, find_project
+from triton_kernel_lab.report import decode_e2e as report
+from triton_kernel_lab.report import readme
+
+SIZES = Sizes(layers=2, hidden=128, intermediate=256, heads=4, kv_heads=2, head_dim=32, vocab=97)
+PROTOCOL = measure.Protocol(checked_rows=1, checked_steps=2, warmup_steps=1, repetitions=3, tokens=4)
+CPU = torch.device("cpu")
+CONTEXT = 12
+MODEL = SIZES.record() | {"int4_group": INT4_GROUP, "seed": 0}
+STEP_NS = 1000
+
+
+class Clock:
+    """Plays a watch: the first repetition takes 1000 ns a step, the second 2000, and so on."""
+
+    def __init__(self) -> None:
+        self.steps, self.begun = 0, 0
+
+    def start(self) -> None:
+        self.steps, self.begun = 0, self.begun + 1
+
+    def mark(self) -> None:
+        self.steps += 1
+
+    def stop(self) -> Laps:
+        return Laps(self.begun * STEP_NS * self.steps, [self.begun * STEP_NS] * self.steps)
+
+
+@pytest.fixture(scope="module")
+def models() -> Models:
+    return Models(SIZES, CPU, 64, seed=0)
+
+
+def decoded(
+    models: Models,
+    *names: str,
+    also: dict[str, Opponent] | None = None,
+    watch: Watch | None = None,
+    **changed: Any,
+) -> dict[str, Any]:
+    """The records of one small cell by name."""
+    known = {**OPPONENTS, **(also or {})}
+    made = measure.cell(
+        models, 2, CONTEXT, names, replace(PROTOCOL, **changed), opponents=known, watch=watch or watch_for(CPU)
+    )
+    return {record["name"]: record for record in made["opponents"]}
+
+
+def like_eager(change: Callable[[Session], Session]) -> Opponent:
+    """An opponent that decodes as the eager one, but for a change of its session."""
+    eager = OPPONENTS["eager_static"]
+    return replace(eager, role="triton", open=lambda setting: change(eager.open(setting)))
+
+
+class Wrong:
+    """Decodes rightly for some steps, and then adds to one logit."""
+
+    note: str | None = None
+
+    def __init__(self, session: Session, right: int) -> None:
+        self._session, self._right = session, right
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits = self._session.step(tokens).clone()
+        self._right -= 1
+        if self._right < 0:
+            logits[:, 5] += 2.0
+        return logits
+
+
+class Forgetful:
+    """Sees the prompt, and the same first token over and over."""
+
+    note: str | None = None
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._logits: torch.Tensor | None = None
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self._logits is None:
+            self._logits = self._session.step(tokens)
+        return self._logits
+
+
+# What is checked and timed.
+
+
+def test_the_library_with_both_caches_passes_and_is_timed(models: Models) -> None:
+    """Eager decoding of either cache agrees with float32, and has a run a repetition with a time a step."""
+    found = decoded(models, "eager_dynamic", "eager_static")
+    for record in found.values():
+        assert (record["status"], record["reason"]) == ("ok", None)
+        assert [run["repetition"] for run in record["runs"]] == [0, 1, 2]
+        assert all(len(run["step_ns"]) == run["tokens"] for run in record["runs"])
+        assert all(sum(run["step_ns"]) <= run["wall_ns"] for run in record["runs"])
+        assert 0 < record["check"]["rel_norm"] <= record["check"]["limit_rel_norm"]
+        assert record["check"]["greedy_checked"] == PROTOCOL.checked_rows * PROTOCOL.checked_steps
+        assert record["prepare_ns"] > 0
+
+
+def test_a_model_that_is_no_one_graph_is_compiled_with_breaks(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the compiler refuses one graph it may break it, and the record says so."""
+    asked: list[bool] = []
+
+    def compile(forward: Callable[..., Any], *, mode: str, fullgraph: bool, dynamic: bool) -> Callable[..., Any]:
+        asked.append(fullgraph)
+
+        def refused(**inputs: Any) -> Any:
+            raise torch._dynamo.exc.Unsupported("a graph break")
+
+        return refused if fullgraph else forward
+
+    monkeypatch.setattr(torch, "compile", compile)
+    record = decoded(models, "torch_compile")["torch_compile"]
+    assert (asked, record["status"], record["reason"]) == ([True, False], "ok", "with graph breaks")
+
+
+PLANTED: dict[str, tuple[Opponent, str]] = {
+    "wrong at once": (like_eager(lambda session: Wrong(session, 0)), "worst element off by"),
+    "wrong after the first check": (
+        like_eager(lambda session: Wrong(session, PROTOCOL.checked_steps)),
+        "after 16 steps: worst element off by",
+    ),
+    "the same answer for ever": (like_eager(Forgetful), "off by"),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_wrong_decoder_has_no_times(models: Models, planted: str) -> None:
+    """A decoder that is wrong, at once or only later, is invalid, says where, and keeps no run."""
+    opponent, said = PLANTED[planted]
+    found = decoded(models, "planted", "eager_static", also={"planted": opponent})
+    assert found["planted"]["status"] == "invalid"
+    assert said in found["planted"]["reason"]
+    assert found["planted"]["runs"] == []
+    assert found["eager_static"]["status"] == "ok"
+
+
+def missing(setting: Setting) -> Session:
+    raise ModuleNotFoundError("No module named 'a_peer'")
+
+
+def broken(setting: Setting) -> Session:
+    raise RuntimeError("no kernel\nfor this device")
+
+
+@pytest.mark.parametrize(
+    ("opened", "status", "reason"),
+    [
+        (missing, "unavailable", "ModuleNotFoundError: No module named 'a_peer'"),
+        (broken, "failed", "RuntimeError: no kernel for this device"),
+    ],
+)
+def test_who_cannot_take_part_says_why(
+    models: Models, opened: Callable[[Setting], Session], status: str, reason: str
+) -> None:
+    """A missing package and a failing one are statuses with one line each; the others are timed."""
+    peer = replace(OPPONENTS["liger"], open=opened)
+    found = decoded(models, "peer", "eager_dynamic", also={"peer": peer})
+    assert (found["peer"]["status"], found["peer"]["reason"], found["peer"]["runs"]) == (status, reason, [])
+    assert found["eager_dynamic"]["status"] == "ok"
+
+
+def test_repetitions_take_turns_in_changing_order(models: Models) -> None:
+    """Each repetition goes through all opponents before the next begins, every second one backwards."""
+    order: list[str] = []
+
+    class Noting:
+        note: str | None = None
+
+        def __init__(self, session: Session, name: str) -> None:
+            self._session, self._name = session, name
+
+        def step(self, tokens: torch.Tensor) -> torch.Tensor:
+            order.append(self._name)
+            return self._session.step(tokens)
+
+    pair = {name: like_eager(lambda session, name=name: Noting(session, name)) for name in "ab"}  # type: ignore[misc]
+    decoded(models, *pair, also=pair, tokens=1)
+    before = PROTOCOL.checked_steps + PROTOCOL.warmup_steps + 1
+    assert order == ["a"] * before + ["b"] * before + ["a", "b", "b", "a", "a", "b"]
+
+
+def test_the_runs_are_what_the_watch_tells(models: Models) -> None:
+    """Host's time and the steps of each repetition are kept as they were taken."""
+    found = decoded(models, "eager_dynamic", watch=Clock())
+    assert found["eager_dynamic"]["runs"] == [
+        {"repetition": at, "tokens": 4, "wall_ns": 4 * (at + 1) * STEP_NS, "step_ns": [(at + 1) * STEP_NS] * 4}
+        for at in range(3)
+    ]
+
+
+def test_a_slow_opponent_decodes_fewer_tokens(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a repetition would take too long it holds fewer steps, though never fewer than four."""
+    monkeypatch.setattr(measure, "_SLOW_NS", 1)
+    found = decoded(models, "eager_dynamic", tokens=9)
+    assert {run["tokens"] for run in found["eager_dynamic"]["runs"]} == {4}
+
+
+def test_int4_is_judged_by_its_own_weights(models: Models) -> None:
+    """The float32 model of INT4 has the weights that the integers stand for in its layers, and only there."""
+    exact, stored = models.exact("bfloat16"), models.exact("int4")
+    for name, weight in stored.named_parameters():
+        base = models.base.get_parameter(name)
+        quantises = "_proj." in name
+        assert torch.equal(weight, quantised(base) if quantises else base.float())
+        assert torch.equal(exact.get_parameter(name), base.float())
+
+
+def test_a_sharing_copy_takes_no_memory_for_weights(models: Models) -> None:
+    """Its parameters are the model's own; its modules are not, so that they can be patched."""
+    made = sharing(models.base)
+    assert all(a is b for a, b in zip(made.parameters(), models.base.parameters(), strict=True))
+    assert made.model.layers[0] is not models.base.model.layers[0]
+
+
+def test_the_decoder_of_this_project_takes_part() -> None:
+    """Patched models pass with either cache, dense or in INT4. In float16: the interpreter has no bfloat16 dot."""
+    names = ["triton_static", "triton_int4_paged"]
+    small = Models(replace(SIZES, layers=1, hidden=64, intermediate=64, heads=2, kv_heads=1), CPU, 64, 0, torch.float16)
+    found = decoded(small, *names, checked_steps=1, repetitions=1, tokens=1)
+    assert {name: (record["status"], record["reason"]) for name, record in found.items()} == dict.fromkeys(
+        names, ("ok", None)
+    )
+
+
+# Compiling ahead.
+
+
+def plan(folder: Path, *names: str) -> str:
+    path = folder / "plan.json"
+    small = replace(SIZES, layers=1, hidden=64, intermediate=64, heads=2, kv_heads=1)
+    body = {"sizes": small.record(), "protocol": asdict(PROTOCOL), "batch": 1, "context": 8, "names": names}
+    path.write_text(json.dumps(body), encoding="utf-8")
+    return str(path)
+
+
+def test_compiling_ahead_runs_each_opponent_once(tmp_path: Path) -> None:
+    """A process of it ends with 0 when all made a step, and with 1 when one could not."""
+    assert prime.main([plan(tmp_path, "eager_dynamic", "eager_static")]) == 0
+    peer = replace(OPPONENTS["liger"], open=missing)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(prime, "OPPONENTS", {**OPPONENTS, "liger": peer})
+        assert prime.main([plan(tmp_path, "liger")]) == 1
+
+
+def test_cells_compile_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All processes are started before one is waited for; one that outlasts its time is ended, and told."""
+    started: list[dict[str, Any]] = []
+
+    class Child:
+        def __init__(self, command: list[str], **options: Any) -> None:
+            assert command[1:3] == ["-m", "triton_kernel_lab.endtoend.prime"]
+            self.batch = json.loads(Path(command[3]).read_text())["batch"]
+            started.append(json.loads(Path(command[3]).read_text()))
+            self.killed = False
+
+        def __enter__(self) -> Child:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            assert self.killed is (self.batch == 8)
+
+        def wait(self, seconds: float) -> int:
+            assert len(started) == 2
+            if self.batch == 8:
+                raise subprocess.TimeoutExpired("prime", seconds)
+            return 0
+
+        def kill(self) -> None:
+            self.killed = True
+
+    monkeypatch.setattr(subprocess, "Popen", Child)
+    lines: list[str] = []
+    prime.prime(
+        SIZES, PROTOCOL, [(1, 64), (8, 64)], ["triton_static", "eager_dynamic", "torch_compile"], 9.0, lines.append
+    )
+    assert [each["names"] for each in started] == [["triton_static", "torch_compile"]] * 2
+    assert lines == [
+        "compiled ahead for batch 1, context 64: done",
+        "compiled ahead for batch 8, context 64: out of time",
+    ]
+
+
+# What follows from the times.
+
+
+def test_weights_and_cache_in_bytes() -> None:
+    """By closed form for Llama-3-8B's layers: 218,103,808 weights each, and 4 KiB of cache a token."""
+    model = {"layers": 16, "hidden": 4096, "intermediate": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128}
+    model |= {"vocab": 32000, "int4_group": 128}
+    linears, rest = 218_103_808, 2 * (33 * 4096 + 32000 * 4096)
+    assert figures.weight_bytes(model, "bfloat16") == 16 * 2 * linears + rest
+    assert figures.weight_bytes(model, "int4") == 16 * (linears // 2 + linears // 128 * 2) + rest
+    assert figures.cache_bytes(model, 8, 8192) == 8 * 8192 * 16 * 4096
+
+
+def test_the_bytes_are_those_of_the_model(models: Models) -> None:
+    """What is counted by formula is every parameter but the embedding table."""
+    held = sum(each.nbytes for name, each in models.base.named_parameters() if "embed_tokens" not in name)
+    assert figures.weight_bytes(MODEL, "bfloat16") == held
+
+
+def opponent(name: str, *walls_ns: int, tokens: int = 4, **changed: Any) -> dict[str, Any]:
+    """A record whose repetitions take these times."""
+    known = OPPONENTS[name]
+    runs = [
+        {"repetition": at, "tokens": tokens, "wall_ns": wall, "step_ns": [wall // tokens] * tokens}
+        for at, wall in enumerate(walls_ns)
+    ]
+    check = {"max_error_ratio": 0.02, "rel_norm": 0.01, "limit_max_error_ratio": 0.04, "limit_rel_norm": 0.02}
+    check |= {"greedy_agreeing": 7, "greedy_checked": 8}
+    facts = {key: getattr(known, key) for key in ("role", "served_by", "weights", "cache")}
+    made = {"name": name, **facts, "status": "ok", "reason": None, "prepare_ns": 10**9, "peak_bytes": 1 << 20}
+    return made | {"check": check, "runs": runs} | changed
+
+
+CEILING = {"bytes": 1 << 30, "p50_ns": 1 << 20, "bytes_per_s": 1024 * 10**9}
+
+
+def test_the_floor_is_the_bytes_at_the_ceiling() -> None:
+    """Weights and cache over the read rate; throughput and ratios follow from the median repetition."""
+    absent = opponent("liger", status="unavailable", reason="none", check=None)
+    made = figures.complete(
+        {
+            "batch": 8,
+            "context": 1024,
+            "opponents": [
+                opponent("triton_static", 4000, 4400, 9000),
+                opponent("torch_compile", 8000),
+                opponent("torch_compile_reduce_overhead", 6600),
+                absent,
+            ],
+        },
+        MODEL,
+        CEILING,
+    )
+    read = figures.weight_bytes(MODEL, "bfloat16") + figures.cache_bytes(MODEL, 8, 1024)
+    assert made["cache_bytes"] == 8 * 1024 * 2 * 2 * 64 * 2
+    assert made["opponents"][0]["derived"] == {
+        "token_p50_ns": 1100,
+        "step_p50_ns": 1100,
+        "tokens_per_s": round(8e9 / 1100),
+        "read_bytes": read,
+        "floor_ns": round(read / 1024),
+        "over_floor_ratio": round(1100 / round(read / 1024), 4),
+        "speedup_over_torch_compile": 1.5,
+    }
+    assert made["opponents"][3]["derived"] is None
+
+
+# The artifact, and the chain behind it.
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("sound") / "tree"
+    return synthetic.project(root, shapes=("128x1024",), dtypes=("float16",), processes=1, samples=20).root
+
+
+@pytest.fixture
+def project(original: Path, tmp_path: Path) -> Project:
+    """A copy of a sound synthetic project that a test may spoil."""
+    return find_project(Path(shutil.copytree(original, tmp_path / "tree")))
+
+
+NAMES = ("triton_static", "triton_int4_static", "eager_dynamic", "torch_compile")
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Let each cell come out as made up; returns what was asked for."""
+    asked: list[tuple[int, int]] = []
+
+    def cell(models: Models, batch: int, context: int, names: Any, *rest: Any) -> dict[str, Any]:
+        asked.append((batch, context))
+        times = {"triton_static": 8_000_000, "triton_int4_static": 4_000_000, "eager_dynamic": 320_000_000}
+        records = [opponent(name, times.get(name, 20_000_000)) for name in NAMES]
+        records.append(opponent("liger", status="unavailable", reason="ImportError: none", check=None))
+        return {"batch": batch, "context": context, "opponents": records}
+
+    monkeypatch.setattr(measure, "cell", cell)
+    return asked
+
+
+def request(**changed: Any) -> Request:
+    return replace(Request(batches=(1, 8), contexts=(1024,), sizes=SIZES), **changed)
+
+
+def test_the_artifact_keeps_cells_and_is_verified(project: Project, played: list[tuple[int, int]]) -> None:
+    """Raw times, figures and digests are written; report and README print them; an edited figure is found."""
+    path = decode_e2e.run(project, request())
+    made = artifacts.read(path, "decode_e2e")
+    assert played == [(1, 1024), (8, 1024)]
+    assert [record["path"].rpartition("/")[2] for record in made["inputs"]] == ["environment.json", "ceilings.json"]
+    # Outside git nobody can tell what was timed.
+    assert (made["status"], made["claim_kind"]) == ("measured", "exploratory")
+    assert any("README.md" in problem or "results.md" in problem for problem in verify.run(project))
+    synthetic.run_pure_stages(project)
+    assert verify.run(project) == []
+    page = (project.reports / "index.html").read_text(encoding="utf-8")
+    assert "<td>Triton</td><td>static</td><td>int4</td>" in page
+    assert f"{project.runner}/<wbr>decode_e2e.json" in page
+    synthetic.edit(path, lambda artifact: artifact["cells"][1]["opponents"][0]["derived"].update(floor_ns=1))
+    problem = verify.run(project)[0]
+    assert problem.startswith(
+        f"artifacts/{project.runner}/decode_e2e.json: $.cells[1].opponents[0].derived: expected {{"
+    )
+
+
+def test_cells_of_the_same_code_stay_and_of_other_code_do_not(
+    project: Project, played: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later run adds cells to those of the same sources and environment; with other sources it begins anew."""
+    path = decode_e2e.run(project, request(batches=(8,)))
+    decode_e2e.run(project, request(batches=(1,), contexts=(1024, 8192)))
+    cells = artifacts.read(path)["cells"]
+    assert [(cell["batch"], cell["context"]) for cell in cells] == [(1, 1024), (8, 1024), (1, 8192)]
+    monkeypatch.setattr(decode_e2e, "module_digest", lambda *names: "0" * 64)
+    decode_e2e.run(project, request(batches=(1,)))
+    assert [(cell["batch"], cell["context"]) for cell in artifacts.read(path)["cells"]] == [(1, 1024)]
+
+
+def test_no_cell_is_begun_when_the_time_is_up(project: Project, played: list[tuple[int, int]]) -> None:
+    """The first cell is always begun and written; those that are left out are told."""
+    lines: list[str] = []
+    decode_e2e.run(project, request(seconds=-1.0), lines.append)
+    assert played == []
+    assert lines == [f"batch {batch}, context 1024: not begun after -1.0 s" for batch in (1, 8)]
+
+
+def test_an_unknown_opponent_is_one_sentence(project: Project) -> None:
+    """The message names those that are known."""
+    with pytest.raises(DecodeError, match=r"--opponents: expected some of triton_static, .*, found 'me'\."):
+        decode_e2e.run(project, request(opponents=("me",)))
+
+
+def test_runner_cpu_is_not_measured(tmp_path: Path) -> None:
+    """Without a GPU the artifact says so, and so do report and README."""
+    found = synthetic.project(tmp_path, derive=False, measured=False, runner="cpu")
+    made = artifacts.read(decode_e2e.run(found, request()))
+    assert (made["status"], made["cells"]) == ("not_measured", [])
+    assert report.section(made) == "## Decoding a whole model\n\nNot measured: runner cpu has no GPU."
+    assert report.block(made) == "Not measured: runner cpu has no GPU."
+
+
+def test_the_command_line_tells_an_error_in_one_sentence(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the runner's GPU the script ends with 1 and says what is missing."""
+    monkeypatch.chdir(project.root)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert decode_e2e.main(["--batch", "1", "--context", "64"]) == 1
+    assert capsys.readouterr().err.startswith(f"error: runner {project.runner} needs its GPU")
+
+
+# The report.
+
+
+def artifact(project: Project) -> Artifact:
+    return artifacts.read(decode_e2e.run(project, request()))
+
+
+def test_the_section_has_a_row_a_decoder(project: Project, played: list[tuple[int, int]]) -> None:
+    """Each timed decoder of each cell is a row; the others stand below with their reason."""
+    text = report.section(artifact(project))
+    rows = [[part.strip() for part in line.strip("|").split("|")] for line in text.splitlines() if "Triton" in line]
+    dense = [row for row in rows if row[2:5] == ["Triton", "static", "bfloat16"]]
+    assert [row[:2] for row in dense] == [["1", "1024"], ["8", "1024"]]
+    # 2 ms a token against 5 of torch.compile.
+    assert dense[1][5:8] == ["4000", "2.000", "2.000"]
+    assert dense[1][10] == "2.500x"
+    assert "| unavailable | ImportError: none |" in text
+    assert "2 layers, 128 wide" in text
+
+
+def test_the_readme_shows_the_best_of_each_kind(project: Project, played: list[tuple[int, int]]) -> None:
+    """A row a cell: ours, INT4, torch.compile, Liger and eager in ms, then floor, ratios and throughput."""
+    text = report.block(artifact(project))
+    row = [part.strip() for part in text.splitlines()[3].strip("|").split("|")]
+    assert row[:7] == ["8", "1024", "2.000", "1.000", "5.000", "-", "80.000"]
+    assert row[9:] == ["2.500x", "5.000x", "4000"]
+
+
+def test_what_was_never_measured_is_told(project: Project) -> None:
+    """Without the artifact README and page say how to make it, and results.md has no section."""
+    assert report.section(None) == ""
+    page = (project.reports / "index.html").read_text(encoding="utf-8")
+    assert "<p>Not measured: python benchmarks/decode_e2e.py was not run.</p>" in page
+    text = readme.extract((project.root / "README.md").read_text(encoding="utf-8"), name="decode")
+    assert text == "Not measured yet: `python benchmarks/decode_e2e.py` measures it on this runner."

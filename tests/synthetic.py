@@ -106,8 +106,9 @@ def _write_frame(root: Path, runner: str, processes: int, samples: Mapping[str, 
     measure = f"  processes: {processes}\n  warmup_ms: 10\n  sweep_mib: 256\n  seed: {seed}\n  samples:\n{counts}"
     artifacts.write_text(root / "params.yaml", f"runner: {runner}\nmeasure:\n{measure}")
     artifacts.write_text(root / "dvc.yaml", "stages: {}\n")
-    blocks = "\n\n".join(f"<!-- {name}:begin -->\n<!-- {name}:end -->" for name in readme.NAMES)
-    artifacts.write_text(root / "README.md", f"# Synthetic\n\n{blocks}\n\nThe end.\n")
+    for page, names in readme.PAGES.items():
+        blocks = "\n\n".join(f"<!-- {name}:begin -->\n<!-- {name}:end -->" for name in names)
+        artifacts.write_text(root / page, f"# Synthetic\n\n{blocks}\n\nThe end.\n")
 
 
 class _Plan:

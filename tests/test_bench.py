@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,27 @@ def test_a_wrong_cell_stops_before_any_timing(device: list[str], monkeypatch: py
     assert str(caught.value) == "correctness: rms_norm 128x1024 float16: norm off by 1; nothing was timed."
     assert caught.value.exit_code == 2
     assert device == []
+
+
+def test_without_a_kernel_those_that_have_the_shapes_are_measured(device: list[str]) -> None:
+    """A shape of two numbers is one of every kernel that reads two, and of no other."""
+    report = bench.run(request(kernels=[], shapes=["128x1024"]), ROOT, lambda line: None)
+    found = {case["kernel"] for case in report["cases"]}
+    assert {"rms_norm", "swiglu", "add_rms_norm"} <= found
+    assert found.isdisjoint({"swiglu_linear", "flash_attention"})
+
+
+@pytest.mark.parametrize(
+    ("shapes", "sentence"),
+    [
+        (["1x2x3x4x5x6x7"], "shape 1x2x3x4x5x6x7: expected shapes of one kernel, found none that has all of them."),
+        (["128x"], "shape 128x: expected positive whole numbers joined by x"),
+    ],
+)
+def test_shapes_of_no_kernel_are_refused(device: list[str], shapes: list[str], sentence: str) -> None:
+    """Without a kernel, a shape that none has is one sentence, as is a text that is no shape."""
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        bench.run(request(kernels=[], shapes=shapes), ROOT, lambda line: None)
 
 
 def test_the_table_names_what_each_column_is(device: list[str]) -> None:

@@ -18,9 +18,11 @@ import torch
 import typer
 
 from triton_kernel_lab import artifacts, cli, stage_commands
+from triton_kernel_lab.cases._base import load
 from triton_kernel_lab.project import Project, find_project, kernel_names
 
 KNOWN = ", ".join(kernel_names())
+TYPED = ", ".join(load(kernel).cli_name for kernel in kernel_names())
 
 HEAVY = ("torch", "triton", "numpy", "scipy", "matplotlib", "jsonschema", "tabulate")
 # The lines of the two public descriptions that this project sets out from.
@@ -107,7 +109,7 @@ COMMANDS: dict[str, Any] = typer.main.get_command(cli.app).commands  # type: ign
 
 def test_the_commands_are_the_stages_and_the_tools() -> None:
     """Every stage of the pipeline has its command."""
-    stages = {"environment", "ceilings", "correctness", "timing", "counters"}
+    stages = {"environment", "sources", "ceilings", "correctness", "timing", "counters"}
     stages |= {"roofline", "figures", "tables", "site", "readme", "codegen"}
     tools = {
         "verify",
@@ -122,6 +124,7 @@ def test_the_commands_are_the_stages_and_the_tools() -> None:
         "nsight",
         "crosscheck",
         "noise",
+        "new",
     }
     assert set(COMMANDS) == stages | tools
 
@@ -174,7 +177,7 @@ def test_a_sound_project_verifies_with_zero(
         ("correctness", "Missing argument 'kernel'; see `triton-kernel-lab --help`."),
         ("correctness bogus", f"kernel bogus: expected one of {KNOWN}."),
         ("timing bogus", f"kernel bogus: expected one of {KNOWN}."),
-        ("--kernel bogus", "kernel bogus: expected one of rmsnorm, swiglu, qk-scores, paged-kv-gather."),
+        ("--kernel bogus", f"kernel bogus: expected one of {TYPED}."),
         ("--kernel rmsnorm --dtype float8", "dtype float8: expected one of float16, bfloat16, float32."),
         ("--kernel rmsnorm --shape 128", "rmsnorm: shape 128: expected MxN, found 1 numbers."),
         ("--kernel swiglu --shape 0x8", "shape 0x8: expected positive whole numbers joined by x, such as 128x1024."),

@@ -24,10 +24,11 @@ from triton_kernel_lab.report.figures.svg import Drawing, Sources
 _SVG = "{http://www.w3.org/2000/svg}"
 _LIMIT_BYTES = 300_000
 BY_NAME = {drawing.name: drawing for drawing in stage.DRAWINGS}
-TEN = (
-    *("rms_norm", "add_rms_norm", "swiglu", "swiglu_linear", "qk_scores", "paged_kv_gather", "selected_attention"),
-    *("int4_linear", "flash_attention", "rope"),
+ELEVEN = (
+    *("rms_norm", "rms_norm_backward", "add_rms_norm", "swiglu", "swiglu_backward", "swiglu_linear", "qk_scores"),
+    *("paged_kv_gather", "selected_attention", "int4_linear", "flash_attention"),
 )
+LENGTHS = (1024, 2048, 4096, 8192)
 SIX = ("1x128", "1x32x8x512x128", "1x32x8x4096x128", "4x32x8x8192x128", "16x32x8x16384x128", "64x32x8x65536x128")
 
 
@@ -44,7 +45,21 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Sources:
     root = tmp_path_factory.mktemp("figures")
     found = synthetic.project(root, derive=False, regimes=("cold_clean", "warm", "graph", "call"), **options)
     roofline.run(found)
-    return sources_of(found)
+    return with_attention(sources_of(found))
+
+
+def with_attention(sources: Sources) -> Sources:
+    """The same with attention of four lengths beside it, which tells its memory: of eager by the square of N."""
+    first = cells.of_kernel(sources.roofline, "rms_norm")[0]
+    made = []
+    for length in LENGTHS:
+        shape = {"kernel": "flash_attention", "shape": f"2x{length}x{length}x32x8x128", "dtype": "bfloat16"}
+        made.append({**copy.deepcopy(first), **shape})
+        for candidate in made[-1]["candidates"]:
+            candidate["peak_bytes"] = length**2 * 128 if candidate["name"] == "eager" else length * 16384
+    others = [cell for cell in sources.roofline["cells"] if cell["kernel"] != "flash_attention"]
+    timings = {**sources.timings, "flash_attention": sources.timings["rms_norm"]}
+    return Sources(sources.environment, {**sources.roofline, "cells": [*others, *made]}, timings)
 
 
 def of_other(sources: Sources, kernels: Sequence[str], shapes: Sequence[str]) -> Sources:
@@ -136,19 +151,64 @@ def _colours(text: str) -> set[str]:
     return set(re.findall(r"#[0-9a-fA-F]{6}\b", re.sub(r"(href|url\(|id=)\W*#?\w+", "", text)))
 
 
-@pytest.mark.parametrize("kernels", [1, 10])
+@pytest.mark.parametrize("kernels", [1, 11])
 @pytest.mark.parametrize("name", BY_NAME)
-def test_a_figure_holds_one_to_ten_kernels_of_six_shapes(measured: Sources, name: str, kernels: int) -> None:
-    """With ten kernels of six long shapes a picture still names each of them, and stays under 300 kB."""
-    text = drawn(BY_NAME[name], of_other(measured, TEN[:kernels], SIX if kernels > 1 else SIX[:1]))
+def test_a_figure_holds_one_to_eleven_kernels_of_six_shapes(measured: Sources, name: str, kernels: int) -> None:
+    """With eleven kernels of six long shapes a picture still names each of its own, and stays under 300 kB."""
+    text = drawn(BY_NAME[name], of_other(measured, ELEVEN[:kernels], SIX if kernels > 1 else SIX[:1]))
     assert len(text.encode()) < _LIMIT_BYTES
-    if name != "distribution":
-        assert all(f"<!-- {kernel} -->" in text for kernel in TEN[:kernels])
+    assert all(kernel in _texts(text) for kernel in _named_in(name) if kernel in ELEVEN[:kernels])
     root = ElementTree.fromstring(text)
     assert root.attrib["width"] == f"{svg.WIDTH * 72:.2f}".rstrip("0").rstrip(".") + "pt"
 
 
+def _texts(svg_text: str) -> set[str]:
+    """The words of a picture, by which its glyphs are preceded."""
+    return {word for said in re.findall("<!-- (.*?) -->", svg_text) for word in said.split()}
+
+
+def _named_in(name: str) -> set[str]:
+    """The kernels that a picture shows of those that there are."""
+    shown = {"latency": {*latency.FIRST}, "latency_more": {*ELEVEN} - {*latency.FIRST}}
+    return set() if name in ("distribution", "memory") else shown.get(name, {*ELEVEN})
+
+
+def test_no_two_of_eleven_kernels_look_alike() -> None:
+    """Colour and marker tell eleven kernels apart, in the light and in the dark."""
+    marks = palette.kernel_marks(ELEVEN).values()
+    assert len({colour for colour, _ in marks}) == len({marker for _, marker in marks}) == len(ELEVEN)
+    assert len({palette.DARK[colour] for colour, _ in marks}) == len(ELEVEN)
+
+
 # Latency
+
+
+def test_norm_and_activation_come_first_then_decode(measured: Sources) -> None:
+    """The first picture has RMSNorm, SwiGLU and decode in this order whatever the registry's; the second the rest."""
+    sources = of_other(measured, ELEVEN[::-1], SIX)
+    first, more = (drawing.data(sources)["panels"] for drawing in (latency.DRAWING, latency.MORE))
+    assert [panel["kernel"] for panel in first] == [*latency.FIRST]
+    assert [panel["kernel"] for panel in more] == [name for name in ELEVEN[::-1] if name not in latency.FIRST]
+
+
+def test_a_kernel_of_many_shapes_shows_some_from_end_to_end(measured: Sources) -> None:
+    """Of more shapes than a panel has room for it shows evenly spread ones, the first and the last among them."""
+    shapes = [f"{rows}x14336x4096" for rows in range(1, 21)]
+    (panel,) = latency.MORE.data(of_other(measured, ["int4_linear"], shapes))["panels"]
+    assert panel["shapes"] == [shapes[at] for at in (0, 3, 5, 8, 11, 14, 16, 19)]
+    assert all(list(column) == panel["shapes"] for column in panel["p50_ns"].values())
+
+
+def test_a_companion_is_no_baseline(measured: Sources) -> None:
+    """Another way into our own kernel, however fast, is no rival in any picture."""
+    derived = copy.deepcopy(measured.roofline)
+    before = {name: drawing.data(measured) for name, drawing in BY_NAME.items()}
+    for cell in derived["cells"]:
+        ours = next(c for c in cell["candidates"] if c["name"] == "triton")
+        stats = {**ours["stats"], "p50_ns": 1}
+        cell["candidates"].append({**ours, "name": "by autograd", "role": "companion", "stats": stats})
+    with_companion = measured._replace(roofline=derived)
+    assert {name: drawing.data(with_companion) for name, drawing in BY_NAME.items()} == before
 
 
 def test_every_time_has_a_bar_and_a_missing_one_has_a_word(measured: Sources) -> None:
@@ -199,6 +259,41 @@ def test_a_kernel_without_float16_shows_its_own_dtype(measured: Sources) -> None
 
 
 # The other pictures
+
+
+def test_memory_of_attention_is_drawn_over_its_length(measured: Sources) -> None:
+    """Each line has a point a length with the bytes and the time of the roofline; lengths with the most points win."""
+    shown = BY_NAME["memory"].data(measured)
+    assert shown["sizes"] == {"batch": "2", "heads": "32", "kv_heads": "8", "width": "128", "dtype": "bfloat16"}
+    assert list(shown["series"]) == ["triton", "torch_compile", "eager", "library_op"]
+    eager = shown["series"]["eager"]
+    assert [(point["length"], point["peak_bytes"]) for point in eager] == [(n, n * n * 128) for n in LENGTHS]
+    lone = copy.deepcopy(measured.roofline["cells"][-1])
+    lone["shape"] = "7x1024x1024x32x8x128"
+    cells_ = [lone, *measured.roofline["cells"]]
+    assert BY_NAME["memory"].data(measured._replace(roofline={**measured.roofline, "cells": cells_})) == shown
+
+
+def test_attention_that_says_nothing_of_memory_is_not_drawn(measured: Sources) -> None:
+    """Artifacts from before memory was measured give a picture that says so."""
+    derived = copy.deepcopy(measured.roofline)
+    for cell in derived["cells"]:
+        for candidate in cell["candidates"]:
+            candidate.pop("peak_bytes", None)
+    shown = BY_NAME["memory"].data(measured._replace(roofline=derived))
+    assert shown["reason"] == "no timing of flash_attention says how much memory it needs"
+    assert f"Not measured: {shown['reason']}" in svg.render(BY_NAME["memory"], shown)
+
+
+def test_regimes_show_the_smallest_and_the_largest_case(measured: Sources) -> None:
+    """Two rows a kernel by logical bytes, each with the p50 of every regime, below those of an empty kernel."""
+    floor, *rows = BY_NAME["regimes"].data(measured)["rows"]
+    assert floor["p50_ns"]["cold_clean"] == measured.roofline["ceilings"]["floors"][1]["p50_ns"]
+    assert [row["shape"] for row in rows if row["name"] == "swiglu"] == ["128x1024", "2048x4096"]
+    assert set(rows[0]["p50_ns"]) == {"cold_clean", "warm", "graph", "call"}
+    one = [c for c in measured.roofline["cells"] if c["shape"] == "128x1024" and c["kernel"] == "swiglu"]
+    alone = BY_NAME["regimes"].data(measured._replace(roofline={**measured.roofline, "cells": one}))["rows"]
+    assert [row["shape"] for row in alone[1:]] == ["128x1024"]
 
 
 def test_work_without_arithmetic_is_named_beside_the_roofline(measured: Sources) -> None:

@@ -26,10 +26,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 
 def test_wheel_holds_the_package_its_schemas_and_its_launch_tables(wheel: zipfile.ZipFile) -> None:
-    """Each module, schema and launch table of the checkout is in the wheel, and no other file."""
+    """Each module, schema and launch table of the checkout is in the wheel, with the pipeline, and no other file."""
     files = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     expected = {path.relative_to(PACKAGE.parent).as_posix() for path in files}
     expected |= {f"triton_kernel_lab/schemas/{path.name}" for path in (ROOT / "schemas").glob("*.json")}
+    expected.add("triton_kernel_lab/pipeline.yaml")
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
 
 
@@ -50,3 +51,22 @@ def test_installed_package_finds_its_schemas(wheel: zipfile.ZipFile, tmp_path: P
     file, *kinds = said.split()
     assert Path(file).is_relative_to(tmp_path)
     assert set(kinds) == {path.stem for path in (ROOT / "schemas").glob("*.json")} - {"common"}
+
+
+def test_installed_package_makes_a_project_with_its_pipeline(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """Away from the checkout `new` writes the same pipeline as in it."""
+    wheel.extractall(tmp_path / "site")
+    code = "from triton_kernel_lab import scaffold; print(scaffold.pipeline(), end='')"
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": os.fspath(source)},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for source in (tmp_path / "site", ROOT / "src")
+    ]
+    assert found[0] == found[1]
+    assert found[0].startswith("# The pipeline of triton-kernel-lab")

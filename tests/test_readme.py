@@ -72,6 +72,20 @@ def test_each_block_has_its_own_markers(made: Project, name: str) -> None:
         readme.extract(text.replace(f"<!-- {name}:begin -->", ""), name=name)
 
 
+def test_the_summary_says_where_a_dense_form_takes_over(made: Project) -> None:
+    """A kernel with a dense form that was timed at several M has its crossover below the table."""
+    environment, derived = (artifacts.read(made.artifacts / f"{kind}.json") for kind in ("environment", "roofline"))
+    cell = next(cell for cell in derived["cells"] if cell["regime"] == "cold_clean")
+    for rows in (1, 16):
+        dense = {**cell["candidates"][1], "name": "cuBLAS, 16-bit weights"}
+        mine = {"kernel": "int4_linear", "shape": f"{rows}x64x64", "dtype": "bfloat16"}
+        derived["cells"].append({**cell, **mine, "candidates": [*cell["candidates"], dense]})
+    text = readme.blocks(environment, derived, {"roofline": {}})["summary"]
+    said = "- `int4_linear`, N x K = 64x64, bfloat16: `cuBLAS, 16-bit weights` is faster at none of the measured M"
+    assert f"{said} (1, 16)." in text
+    assert "faster at none" not in _blocks(made)["summary"]
+
+
 def _blocks(made: Project) -> dict[str, str]:
     environment, derived = (artifacts.read(made.artifacts / f"{kind}.json") for kind in ("environment", "roofline"))
     return readme.blocks(environment, derived, {"roofline": {}})

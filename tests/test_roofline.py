@@ -73,6 +73,37 @@ def scale(name: str, factor: float) -> Callable[[Artifact], None]:
     return change
 
 
+# Memory
+
+
+def test_peak_memory_is_carried_where_it_was_measured(raw: dict[str, Artifact]) -> None:
+    """A candidate's peak, null included, stands in each of its cells; an older timing without one stays readable."""
+
+    def change(timing: Artifact) -> None:
+        at(timing)["peak_bytes"] = 4096
+        at(timing, "eager")["peak_bytes"] = None
+
+    found = cell(build(raw, timing=change))
+    assert candidate(found)["peak_bytes"] == 4096
+    assert candidate(found, "eager")["peak_bytes"] is None
+    assert "peak_bytes" not in candidate(found, "torch_compile")
+
+
+def test_a_companion_is_no_baseline(raw: dict[str, Artifact]) -> None:
+    """A further way into our own kernel is timed and told, but no speedup is counted over it however fast it is."""
+
+    def change(timing: Artifact) -> None:
+        faster = copy.deepcopy(at(timing))
+        for run in faster["runs"]:
+            run["samples_ns"] = [sample - 32 for sample in run["samples_ns"]]
+        timing["cells"][1]["candidates"].append({**faster, "name": "by autograd", "role": "companion"})
+
+    made, before = cell(build(raw, timing=change)), cell(build(raw))
+    assert candidate(made, "by autograd")["stats"]["p50_ns"] < candidate(made)["stats"]["p50_ns"]
+    for name in ("best_baseline", "speedup_over_best", "speedup_over_torch_compile", "speedup_over_eager"):
+        assert made[name] == before[name]
+
+
 # The time model
 
 

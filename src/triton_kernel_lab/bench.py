@@ -7,6 +7,7 @@ against an earlier one.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,10 @@ class BenchError(RuntimeError):
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure: names as on the command line; no shape means each kernel's own."""
+    """What to measure: names as on the command line.
+
+    No shape means each kernel's own; no kernel means each of the registry that has such shapes.
+    """
 
     kernels: Sequence[str]
     shapes: Sequence[str]
@@ -82,6 +86,24 @@ def _case(kernel: str, cell: Mapping[str, Any], timed: Mapping[str, Any]) -> dic
     }
 
 
+def _fitting(shapes: Sequence[str]) -> list[Any]:
+    """The cases of the registry that every one of some shapes is a shape of."""
+    from triton_kernel_lab.cases._base import load, parse_shape
+    from triton_kernel_lab.project import kernel_names
+
+    found = []
+    for shape in shapes:
+        parse_shape(shape)
+    for case in map(load, kernel_names()):
+        with contextlib.suppress(ValueError):
+            for shape in shapes:
+                case.parse_dims(shape)
+            found.append(case)
+    if not found:
+        raise ValueError(f"shape {', '.join(shapes)}: expected shapes of one kernel, found none that has all of them.")
+    return found
+
+
 def run(request: Request, root: Path, log: Log) -> dict[str, Any]:
     """Check every cell, then time every cell; returns a ``report`` artifact.
 
@@ -96,7 +118,7 @@ def run(request: Request, root: Path, log: Log) -> dict[str, Any]:
     from triton_kernel_lab.lab.environment import probe, runner_name
     from triton_kernel_lab.lab.window import Bench
 
-    cases = [find(name) for name in request.kernels]
+    cases = [find(name) for name in request.kernels] or _fitting(request.shapes)
     for dtype in request.dtypes:
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype}: expected one of {', '.join(DTYPES)}.")

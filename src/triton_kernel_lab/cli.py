@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from triton_kernel_lab import gate_commands
-from triton_kernel_lab.console import progress, say
+from triton_kernel_lab import devices, gate_commands
+from triton_kernel_lab.console import pin, progress, say
 from triton_kernel_lab.project import ProjectError, find_project
 from triton_kernel_lab.stage_commands import COMMANDS
 
@@ -42,6 +42,9 @@ LimitOption = Annotated[float, typer.Option("--max-regression-percent", help="Ho
 @app.callback(invoke_without_command=True)
 def bench(
     context: typer.Context,
+    device: Annotated[
+        str | None, typer.Option(help="GPU to work on, such as cuda:1; an option of every command.")
+    ] = None,
     kernel: Annotated[list[str] | None, typer.Option(help="Kernel to measure; repeat for several.")] = None,
     shape: Annotated[list[str] | None, typer.Option(help="Shape such as 128x1024; repeat for several.")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="float16, bfloat16 or float32; repeat for several.")] = None,
@@ -54,6 +57,8 @@ def bench(
     max_regression_percent: LimitOption = 10.0,
 ) -> None:
     """Without a command: check and time kernels on this GPU and write one report."""
+    if device is not None:
+        devices.ask(device)
     if context.invoked_subcommand is not None:
         return
     if not (kernel or shape or dtype or output or baseline):
@@ -66,7 +71,7 @@ def bench(
     base = flat.load_baseline(baseline) if baseline else None
     base_environment = flat.environment_beside(baseline, base) if baseline and base else None
     request = quick.Request(
-        kernels=kernel or _kernels_of(base),
+        kernels=kernel or (_kernels_of(base) if base else []),
         shapes=shape or [],
         dtypes=dtype or ["float16", "bfloat16"],
         cache_mode=cache_mode.value,
@@ -75,6 +80,7 @@ def bench(
         sweep_bytes=256 << 20,
         seed=seed,
     )
+    pin()
     with progress("measuring") as log:
         report = quick.run(request, _root(), log)
     say(quick.render(report))
@@ -104,18 +110,29 @@ def _root() -> Path:
     return Path.cwd()
 
 
-def _kernels_of(base: dict[str, Any] | None) -> list[str]:
-    """The kernels of a baseline, or all of the registry."""
-    from triton_kernel_lab.project import kernel_names
-
-    if base is None:
-        return kernel_names()
+def _kernels_of(base: dict[str, Any]) -> list[str]:
+    """The kernels of a baseline."""
     rows = base["cases"] if base["artifact_kind"] == "report" else base["cells"]
     return sorted({row["kernel"] for row in rows})
 
 
 for _command in (*COMMANDS, *gate_commands.COMMANDS):
     app.command()(_command)
+
+
+def _device_first(arguments: list[str]) -> list[str]:
+    """The same command line with ``--device`` ahead of the command, where the parser takes it for any."""
+    ahead: list[str] = []
+    behind = list(arguments)
+    for index, argument in enumerate(arguments):
+        if argument == "--":
+            break
+        if argument.partition("=")[0] == "--device":
+            end = index + 1 if "=" in argument else index + 2
+            if end > len(arguments):
+                return [argument]
+            ahead, behind = arguments[index:end], arguments[:index] + arguments[end:]
+    return ahead + behind
 
 
 def _kinds(error: Exception) -> set[str]:
@@ -146,7 +163,7 @@ def _sentence(error: Exception) -> str | None:
 def main() -> None:
     """Run the command line; a known error is one sentence on standard error."""
     try:
-        code = app(standalone_mode=False)
+        code = app(_device_first(sys.argv[1:]), standalone_mode=False)
     except Exception as error:
         sentence = _sentence(error)
         if sentence is None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import typer
 
-from triton_kernel_lab.project import Project, ProjectError, find_project, kernel_names
+from triton_kernel_lab import devices, registry
+from triton_kernel_lab.project import Project, ProjectError, find_project
 
-__all__ = ["device_project", "interpreting_project", "known", "progress", "root", "say"]
+__all__ = ["device_project", "interpreting_project", "known", "pin", "progress", "root", "say"]
 
 
 def say(text: str) -> None:
@@ -39,10 +40,28 @@ def root() -> Path:
     return Path.cwd()
 
 
+def pin() -> None:
+    """Leave one GPU to this command and all that it starts, and say which; before anything starts CUDA."""
+    if said := devices.pin():
+        typer.echo(f"device: {said}", err=True)
+
+
 def interpreting_project() -> Project:
-    """The checkout; on runner ``cpu`` kernels run in Triton's interpreter."""
+    """The checkout; on runner ``cpu`` kernels run in Triton's interpreter, else on one GPU.
+
+    Raises:
+        ProjectError: a device is asked for on runner ``cpu``.
+        DeviceError: the device asked for is not there.
+    """
     project = find_project()
-    if project.runner == "cpu":
+    if project.runner != "cpu":
+        pin()
+    elif asked := devices.asked():
+        raise ProjectError(
+            f"device {asked}: runner cpu works without one; leave out --device and {devices.VARIABLE}, "
+            "or set `runner` in params.yaml to the GPU's name."
+        )
+    else:
         # Read when Triton is first imported, which only happens after this.
         os.environ["TRITON_INTERPRET"] = "1"
     return project
@@ -66,8 +85,14 @@ def device_project() -> Project:
 
 
 def known(kernel: str) -> str:
-    """The kernel's name, if the registry has it; ValueError if not."""
-    names = kernel_names()
+    """The kernel's name, if it is one of the project's and some package provides it; ValueError if not."""
+    project = find_project()
+    names = project.kernels
     if kernel not in names:
         raise ValueError(f"kernel {kernel}: expected one of {', '.join(names)}.")
+    if project.listed is not None and not registry.is_ours(kernel) and registry.provider(kernel) is None:
+        raise ValueError(
+            f"kernel {kernel}: expected an installed package with this name among its entry points "
+            f"`{registry.GROUP}`, found none; `pip install -e .` installs the project's own."
+        )
     return kernel

@@ -16,7 +16,7 @@ from typing import Any
 
 from triton_kernel_lab import __version__, artifacts, revisions
 from triton_kernel_lab.analysis import crosscheck as figures
-from triton_kernel_lab.project import Project, kernel_names
+from triton_kernel_lab.project import Project
 from triton_kernel_lab.sources import module_digest
 
 __all__ = ["CrosscheckError", "run"]
@@ -43,7 +43,7 @@ def run(project: Project, kernels: Sequence[str] = (), progress: Callable[[str],
     git = revisions.producer_git(project.root)
     body = _nothing("not_requested", "runner cpu has no GPU")
     if project.runner != "cpu":
-        body = _measure(project, kernels or kernel_names(), progress)
+        body = _measure(project, kernels or project.kernels, progress)
     measured = body["status"] == "measured" and git["git_tree_dirty"] is False
     path = project.artifacts / "crosscheck.json"
     artifacts.write(
@@ -94,10 +94,7 @@ def _measure(project: Project, kernels: Sequence[str], progress: Callable[[str],
 def _cells(kernel: str) -> list[dict[str, Any]]:
     from triton_kernel_lab.cases._base import load
 
-    case = load(kernel)
-    return [
-        {"kernel": kernel, "dims": list(dims), "dtype": dtype} for dims in case.timed for dtype in case.timed_dtypes
-    ]
+    return [{"kernel": kernel, "dims": list(dims), "dtype": dtype} for dims, dtype in load(kernel).cells]
 
 
 def _process(plan: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from triton_kernel_lab.console import progress, say
+from triton_kernel_lab.console import pin, progress, say
 from triton_kernel_lab.project import Project, find_project
 
 __all__ = ["COMMANDS"]
@@ -101,6 +101,7 @@ def _confirm(
     from triton_kernel_lab.lab import confirm as stage
 
     asked = stage.Request(base, kernel, stage.parse_cells(cell), regime, parse_renames(rename))
+    pin()
     with progress("confirm") as log:
         return stage.run(find_project(), asked, progress=log)
 
@@ -149,6 +150,7 @@ def bisect(
     from triton_kernel_lab.report import bisect as text
 
     project = find_project()
+    pin()
 
     def subject(commit: str) -> str:
         return revisions.subject(project.root, commit)

@@ -13,7 +13,7 @@ from triton_kernel_lab import __version__, artifacts, revisions
 from triton_kernel_lab.analysis import noise
 from triton_kernel_lab.analysis.noise import NoiseError, Session
 from triton_kernel_lab.artifacts import Artifact
-from triton_kernel_lab.project import Project, kernel_names
+from triton_kernel_lab.project import Project
 from triton_kernel_lab.sources import module_digest, stage_digest
 
 __all__ = ["from_folders", "measure"]
@@ -36,7 +36,7 @@ def measure(project: Project, sessions: int, kernels: Sequence[str] = (), progre
         raise NoiseError(f"noise: --sessions: expected 2 or more, found {sessions}.")
     git = revisions.producer_git(project.root)
     place = _probe(project)
-    names = kernels or kernel_names()
+    names = kernels or project.kernels
     made = [
         Session(f"session {index}", place, {name: _timed(project, name, index, progress) for name in names})
         for index in range(sessions)
@@ -91,9 +91,8 @@ def _timed(project: Project, kernel: str, session: int, progress: Log) -> Artifa
     from triton_kernel_lab.lab import timing
 
     case = load(kernel)
-    cells = [(dims, dtype) for dims in case.timed for dtype in case.timed_dtypes]
     producer = {"source_sha256": stage_digest(project.root, "timing", kernel)}
-    body = timing.measure(case, cells, project.measure, lambda line: progress(f"session {session}: {line}"))
+    body = timing.measure(case, case.cells, project.measure, lambda line: progress(f"session {session}: {line}"))
     return {"kernel": kernel, "producer": producer, **body}
 
 

@@ -14,6 +14,7 @@ import yaml
 __all__ = ["MeasureParams", "Project", "ProjectError", "find_project", "kernel_names"]
 
 _RUNNER = re.compile(r"[a-z0-9][a-z0-9-]*")
+_KERNEL = re.compile(r"[a-z][a-z0-9_]*")
 
 
 class ProjectError(ValueError):
@@ -37,11 +38,24 @@ class MeasureParams:
 
 @dataclass(frozen=True)
 class Project:
-    """A checkout: its root, its runner and its measuring parameters."""
+    """A checkout, or a project of one's own: its root, its runner and its measuring parameters.
+
+    ``listed`` holds the kernels that a project of one's own names in params.yaml;
+    None in a checkout, whose kernels are its registry's.
+    """
 
     root: Path
     runner: str
     measure: MeasureParams
+    listed: tuple[str, ...] | None = None
+
+    @property
+    def kernels(self) -> list[str]:
+        """The kernels that the pipeline runs, in the order of its reports."""
+        if self.listed is not None:
+            return list(self.listed)
+        # Without sources of its own it answers to the running package's registry.
+        return kernel_names(self.root if (self.root / "src/triton_kernel_lab").is_dir() else None)
 
     @property
     def artifacts(self) -> Path:
@@ -101,7 +115,22 @@ def _load(root: Path) -> Project:
             sweep_bytes=_get(measure, "sweep_mib", int, where) << 20,
             seed=_get(measure, "seed", int, where),
         ),
+        _listed(data, where),
     )
+
+
+def _listed(data: Any, where: Path) -> tuple[str, ...] | None:
+    if "kernels" not in data:
+        return None
+    names = _get(data, "kernels", list, where)
+    for name in names:
+        if not isinstance(name, str) or not _KERNEL.fullmatch(name):
+            raise ProjectError(
+                f"{where}: kernels: expected names of lower-case letters, digits and underscores, found {name!r}."
+            )
+    if len(set(names)) != len(names) or not names:
+        raise ProjectError(f"{where}: kernels: expected one or more names, each once, found {names!r}.")
+    return tuple(names)
 
 
 def _get(data: Any, key: str, kind: type, where: Path) -> Any:

@@ -41,7 +41,7 @@ __all__ = [
 
 # What a run writes. Stages run while these are being rewritten, so they say nothing of the code that
 # is measured: a run would call its own tree dirty as soon as its first stage had written.
-_GENERATED = ("artifacts", "reports", "dvc.lock", "README.md")
+_GENERATED = ("artifacts", "reports", "dvc.lock", "README.md", "docs/METHODOLOGY.md")
 
 # A hook sets these for its own repository, which need not be the one that is asked about.
 _FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE")
@@ -118,8 +118,8 @@ def resolve(root: Path, revision: str) -> str:
 def tree_dirty(root: Path) -> bool:
     """Whether the code differs from HEAD: a tracked change, or a file neither tracked nor ignored.
 
-    artifacts/, reports/, dvc.lock and README.md do not count, because a run itself
-    writes them, and nothing measured depends on them.
+    artifacts/, reports/, dvc.lock, README.md and docs/METHODOLOGY.md do not count,
+    because a run itself writes them, and nothing measured depends on them.
     """
     outside = [f":(exclude){path}" for path in _GENERATED]
     return bool(_status(root, ".", *outside))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from triton_kernel_lab.analysis.ceilings import null_kernel_ns
-from triton_kernel_lab.analysis.stats import REGIMES, rate_per_s, speedup, summarise
+from triton_kernel_lab.analysis.stats import OURS, REGIMES, rate_per_s, speedup, summarise
 from triton_kernel_lab.analysis.timemodel import Bound, bound_class, measured_bound, vendor_bound
 from triton_kernel_lab.artifacts import Artifact
 
@@ -104,7 +104,7 @@ def _takes_part(candidate: Mapping[str, Any], regime: str) -> bool:
 
 def _summary(candidate: Mapping[str, Any], regime: str) -> dict[str, Any]:
     status, reason, stats = candidate["status"], candidate["reason"], None
-    if status == "ok" and candidate["role"] == "triton" and candidate["served_by"] != "triton":
+    if status == "ok" and candidate["role"] in OURS and candidate["served_by"] != "triton":
         status, reason = "invalid", f"served by {candidate['served_by']}, not by triton"
     elif status == "ok":
         status, reason, stats = summarise([run for run in candidate["runs"] if run["regime"] == regime])
@@ -115,6 +115,8 @@ def _summary(candidate: Mapping[str, Any], regime: str) -> dict[str, Any]:
         "status": status,
         "reason": reason,
         "stats": stats,
+        # Older measurements do not have it.
+        **({"peak_bytes": candidate["peak_bytes"]} if "peak_bytes" in candidate else {}),
     }
 
 

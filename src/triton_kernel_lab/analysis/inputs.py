@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from triton_kernel_lab import artifacts
 from triton_kernel_lab.artifacts import Artifact
-from triton_kernel_lab.project import Project, kernel_names
+from triton_kernel_lab.project import Project
 
-__all__ = ["EXTRAS", "InputError", "kernel_path", "kernels", "read_each", "read_extras", "read_one"]
+__all__ = ["EXTRAS", "InputError", "kernel_path", "read_each", "read_extras", "read_one"]
 
-EXTRAS = ("crosscheck", "noise_floor")
+EXTRAS = ("crosscheck", "decode_e2e", "noise_floor")
 """What a command makes when it is asked to, and no stage of the pipeline."""
 
 
 class InputError(ValueError):
     """A stage's input is missing, surplus or of another run; one sentence says which."""
-
-
-def kernels(project: Project) -> list[str]:
-    """The registry that the artifacts answer to: the checkout's own, else the running package's."""
-    holds_sources = (project.root / "src/triton_kernel_lab").is_dir()
-    return kernel_names(project.root if holds_sources else None)
 
 
 def kernel_path(project: Project, kind: str, kernel: str) -> Path:
@@ -35,9 +30,9 @@ def read_one(project: Project, kind: str) -> Artifact:
     return _own(project, artifacts.read(where, kind, mend=f"dvc repro {kind}"), where)
 
 
-def read_extras(project: Project) -> dict[str, Artifact]:
+def read_extras(project: Project, kinds: Sequence[str] = EXTRAS) -> dict[str, Artifact]:
     """Read those of ``EXTRAS`` that were made for the runner, by kind."""
-    return {kind: read_one(project, kind) for kind in EXTRAS if (project.artifacts / f"{kind}.json").is_file()}
+    return {kind: read_one(project, kind) for kind in kinds if (project.artifacts / f"{kind}.json").is_file()}
 
 
 def read_each(project: Project, kind: str) -> dict[str, Artifact]:
@@ -48,7 +43,7 @@ def read_each(project: Project, kind: str) -> dict[str, Artifact]:
             holds another kernel or runner than its place says.
         ArtifactError: for a missing or unsound file.
     """
-    names = kernels(project)
+    names = project.kernels
     surplus = sorted({path.stem for path in (project.artifacts / kind).glob("*.json")} - set(names))
     if surplus:
         where = kernel_path(project, kind, surplus[0])

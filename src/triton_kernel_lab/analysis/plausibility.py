@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from triton_kernel_lab.analysis.stats import REGIMES
+from triton_kernel_lab.analysis.stats import OURS, REGIMES
 from triton_kernel_lab.artifacts import Artifact
 
 __all__ = ["ceilings", "correctness", "counters", "timing", "too_fast"]
@@ -67,7 +67,7 @@ def timing(artifact: Artifact, quantum: int | None, checked: Artifact | None) ->
 
 
 def _fallback(candidate: Mapping[str, Any], path: str) -> Iterator[str]:
-    if candidate["role"] == "triton" and candidate["status"] == "ok" and candidate["served_by"] != "triton":
+    if candidate["role"] in OURS and candidate["status"] == "ok" and candidate["served_by"] != "triton":
         yield f"{path}.served_by: expected 'triton' for a Triton row, found {candidate['served_by']!r}"
 
 

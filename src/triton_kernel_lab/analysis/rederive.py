@@ -5,6 +5,7 @@ The end of the line, and so the one module of ``analysis`` that looks at reports
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from triton_kernel_lab import artifacts
+from triton_kernel_lab import artifacts, source_lists
 from triton_kernel_lab.analysis import plausibility, roofline
 from triton_kernel_lab.analysis.differences import json_differences, text_difference
 from triton_kernel_lab.analysis.inputs import kernel_path
@@ -62,8 +63,19 @@ def differing(project: Project, raw: Raw) -> Iterator[str]:
         yield from _figure(project, drawing.name, drawing.data(sources))
     yield from _text(project, project.reports / "points.csv", points.render(derived), "figures")
     yield from _site(project, raw, derived)
-    yield from _readme(project, raw, derived)
+    # The pages of a project of one's own are its own.
+    if project.listed is None:
+        yield from _readme(project, raw, derived)
     yield from _audits(project)
+    yield from _source_lists(project)
+
+
+def _source_lists(project: Project) -> Iterator[str]:
+    """The lists of what each stage of a kernel consists of, where the pipeline makes them."""
+    # A dvc.yaml that cannot be read has been told with the README's block.
+    with contextlib.suppress(flowchart.FlowchartError):
+        if "sources" in flowchart.read(project.root):
+            yield from source_lists.differing(project)
 
 
 def _audits(project: Project) -> Iterator[str]:
@@ -149,20 +161,29 @@ def _site(project: Project, raw: Raw, derived: Artifact) -> Iterator[str]:
         yield str(error)
         return
     made_from = (raw.environment, raw.ceilings, derived, raw.correctness, raw.timings, raw.counters)
-    yield from _text(
-        project, project.reports / "index.html", page.render(page.Sources(*made_from, pictures, verdict)), "site"
-    )
+    sources = page.Sources(*made_from, pictures, verdict, raw.extras.get("decode_e2e"))
+    yield from _text(project, project.reports / "index.html", page.render(sources), "site")
 
 
 def _readme(project: Project, raw: Raw, derived: Artifact) -> Iterator[str]:
-    name, text, problem = _load(project, project.root / "README.md", "readme")
+    """The generated blocks of each page that holds some."""
+    try:
+        made = readme.blocks(raw.environment, derived, flowchart.read(project.root), raw.extras)
+    except flowchart.FlowchartError as error:
+        yield str(error)
+        return
+    for name in readme.PAGES:
+        yield from _blocks(project, name, made)
+
+
+def _blocks(project: Project, path: str, made: Mapping[str, str]) -> Iterator[str]:
+    name, text, problem = _load(project, project.root / path, "readme")
     if text is None:
         yield from [problem] if problem else []
         return
     try:
-        expected = readme.blocks(raw.environment, derived, flowchart.read(project.root))
-        for block in readme.NAMES:
-            if difference := text_difference(expected[block], readme.extract(text, name, block)):
+        for block in readme.PAGES[path]:
+            if difference := text_difference(made[block], readme.extract(text, name, block)):
                 yield f"{name}: {block} block, {difference}; run `triton-kernel-lab readme`."
-    except (readme.ReadmeError, flowchart.FlowchartError) as error:
+    except readme.ReadmeError as error:
         yield str(error)

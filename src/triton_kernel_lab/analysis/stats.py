@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 __all__ = [
+    "OURS",
     "REGIMES",
     "StatsError",
     "Summary",
@@ -25,6 +26,9 @@ __all__ = [
 
 REGIMES = ("cold_clean", "cold_dirty", "warm", "graph", "call")
 """Every state of caches and host in which a call is timed, the primary one first."""
+
+OURS = ("triton", "companion")
+"""The roles whose time is that of our own kernels, which nothing else may have served."""
 
 P99_SAMPLES = 500
 """Below this count the 99th percentile rests on fewer than five samples and is not given."""

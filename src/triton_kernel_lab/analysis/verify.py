@@ -16,7 +16,8 @@ from typing import NamedTuple
 from triton_kernel_lab import artifacts
 from triton_kernel_lab.analysis import chain, plausibility, rederive
 from triton_kernel_lab.analysis import crosscheck as crosschecked
-from triton_kernel_lab.analysis.inputs import EXTRAS, kernels
+from triton_kernel_lab.analysis import decode_e2e as decoded
+from triton_kernel_lab.analysis.inputs import EXTRAS
 from triton_kernel_lab.analysis.locator import find_edit
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project
@@ -40,7 +41,7 @@ class _Tree(NamedTuple):
         return f"artifacts/{self.project.runner}/{stem}.json"
 
     def raw_names(self) -> list[str]:
-        names = kernels(self.project)
+        names = self.project.kernels
         per_kernel = [f"{kind}/{name}" for kind in _PER_KERNEL for name in names]
         return [self.name(stem) for stem in ("environment", "ceilings", *per_kernel)]
 
@@ -60,12 +61,19 @@ def run(project: Project) -> list[str]:
     if broken:
         # What is derived from broken samples differs from what is published, and says nothing new.
         return [*broken, *implausible, *_surplus(tree), *strays]
-    return [*implausible, *_crosscheck(tree), *_surplus(tree), *strays, *rederive.differing(project, _raw(tree))]
+    return [
+        *implausible,
+        *_crosscheck(tree),
+        *_decode_e2e(tree),
+        *_surplus(tree),
+        *strays,
+        *rederive.differing(project, _raw(tree)),
+    ]
 
 
 def _raw(tree: _Tree) -> rederive.Raw:
     by_kind = {
-        kind: {kernel: tree.found[tree.name(f"{kind}/{kernel}")] for kernel in kernels(tree.project)}
+        kind: {kernel: tree.found[tree.name(f"{kind}/{kernel}")] for kernel in tree.project.kernels}
         for kind in _PER_KERNEL
     }
     environment, ceilings = (tree.found[tree.name(kind)] for kind in ("environment", "ceilings"))
@@ -100,7 +108,7 @@ def _surplus(tree: _Tree) -> Iterator[str]:
     raw = set(tree.raw_names())
     for name in sorted({*tree.found, *tree.unreadable} - raw):
         if PurePosixPath(name).parts[2] in _PER_KERNEL:
-            yield f"{name}: expected one file for each of {kernels(tree.project)}, found a surplus one; remove it."
+            yield f"{name}: expected one file for each of {tree.project.kernels}, found a surplus one; remove it."
 
 
 def _file_problems(tree: _Tree, name: str) -> Iterator[str]:
@@ -177,6 +185,13 @@ def _crosscheck(tree: _Tree) -> Iterator[str]:
     name = tree.name("crosscheck")
     findings = crosschecked.differing(tree.found[name]) if name in tree.found else []
     yield from _few(name, (f"{name}: {finding}" for finding in findings), "; run `triton-kernel-lab crosscheck`.")
+
+
+def _decode_e2e(tree: _Tree) -> Iterator[str]:
+    """Figures of the whole model that its own times and the ceilings do not give."""
+    name = tree.name("decode_e2e")
+    findings = decoded.differing(tree.found[name], tree.found[tree.name("ceilings")]) if name in tree.found else ()
+    yield from _few(name, (f"{name}: {finding}" for finding in findings), "; run `python benchmarks/decode_e2e.py`.")
 
 
 def _few(name: str, findings: Iterable[str], end: str) -> Iterator[str]:

@@ -1,29 +1,33 @@
-"""The generated blocks of README.md, each between two markers."""
+"""The generated blocks of README.md and of docs/METHODOLOGY.md, each between two markers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from triton_kernel_lab import artifacts
-from triton_kernel_lab.analysis.inputs import read_one
+from triton_kernel_lab.analysis.inputs import read_extras, read_one
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project
-from triton_kernel_lab.report import flowchart, summary, units
+from triton_kernel_lab.report import crossover, decode_e2e, flowchart, methodology, summary, units
 from triton_kernel_lab.report.labels import conditions, label, of_regime, p50_text, verdict
 from triton_kernel_lab.report.losses import Loss, losses
 from triton_kernel_lab.report.markdown import table
 
-__all__ = ["BEGIN", "END", "NAMES", "ReadmeError", "block", "blocks", "extract", "inject", "run"]
+__all__ = ["BEGIN", "END", "NAMES", "PAGES", "ReadmeError", "block", "blocks", "extract", "inject", "run"]
 
-NAMES = ("results", "summary", "losses", "pipeline")
+NAMES = ("results", "summary", "losses", "decode", "pipeline")
 """The blocks. A README holds each of them once, in any order."""
+
+PAGES = {"README.md": NAMES, "docs/METHODOLOGY.md": methodology.NAMES}
+"""The pages that hold blocks, and which."""
 
 _RESULTS = "results"
 BEGIN = f"<!-- {_RESULTS}:begin -->"
 END = f"<!-- {_RESULTS}:end -->"
 
-_DTYPES = ("float16", "bfloat16")
+_DTYPES = ("float16", "bfloat16", "float32")
 
 
 class ReadmeError(ValueError):
@@ -31,18 +35,24 @@ class ReadmeError(ValueError):
 
 
 def run(project: Project) -> None:
-    """Replace the blocks in README.md with the runner's results and the pipeline of dvc.yaml."""
-    where = project.root / "README.md"
+    """Replace the blocks of each page with the runner's results and the pipeline of dvc.yaml."""
+    texts = {page: _read(project.root / page, names[0]) for page, names in PAGES.items()}
+    environment, roofline = read_one(project, "environment"), read_one(project, "roofline")
+    made = blocks(environment, roofline, flowchart.read(project.root), read_extras(project, ("decode_e2e",)))
+    for page, text in texts.items():
+        for name in PAGES[page]:
+            text = inject(text, made[name], str(project.root / page), name)
+        artifacts.write_text(project.root / page, text)
+
+
+def _read(where: Path, name: str) -> str:
     try:
-        text = where.read_bytes().decode("utf-8")
+        return where.read_bytes().decode("utf-8")
     except OSError as error:
+        begin, end = _markers(name)
         raise ReadmeError(
-            f"{where}: cannot be read: {error.strerror}; write it with {BEGIN} and {END} in it."
+            f"{where}: cannot be read: {error.strerror}; write it with {begin} and {end} in it."
         ) from error
-    made = blocks(read_one(project, "environment"), read_one(project, "roofline"), flowchart.read(project.root))
-    for name in NAMES:
-        text = inject(text, made[name], str(where), name)
-    artifacts.write_text(where, text)
 
 
 def inject(text: str, made: str, where: str = "README.md", name: str = _RESULTS) -> str:
@@ -75,18 +85,26 @@ def _parts(text: str, where: str, name: str) -> tuple[str, str, str]:
     return before, inside, after
 
 
-def blocks(environment: Artifact, roofline: Artifact, stages: Mapping[str, Any]) -> dict[str, str]:
-    """What belongs between the markers, by ``NAMES``. Pure.
+def blocks(
+    environment: Artifact,
+    roofline: Artifact,
+    stages: Mapping[str, Any],
+    extras: Mapping[str, Artifact] | None = None,
+) -> dict[str, str]:
+    """What belongs between the markers, by the names of ``PAGES``. Pure.
 
     Args:
         environment, roofline: the runner's artifacts.
         stages: the stages of dvc.yaml.
+        extras: holds the artifact ``decode_e2e``, if there is one.
     """
     return {
         "results": block(environment, roofline),
         "summary": _summary(environment, roofline),
         "losses": _losses(roofline),
+        "decode": decode_e2e.block((extras or {}).get("decode_e2e")),
         "pipeline": flowchart.render(stages),
+        **methodology.blocks(environment, roofline),
     }
 
 
@@ -102,7 +120,8 @@ def _summary(environment: Artifact, roofline: Artifact) -> str:
         for row in found
     ]
     note = "Speedup over torch.compile, median of a kernel's cells (least to largest); fastest: no baseline is faster."
-    return "\n\n".join([note, table(headers, rows), said])
+    crossed = "\n".join(f"- {sentence}" for sentence in crossover.sentences(roofline))
+    return "\n\n".join(filter(None, [note, table(headers, rows), crossed, said]))
 
 
 def _won(row: summary.Row, time: str) -> str:
@@ -146,7 +165,7 @@ def _lost(found: list[Loss]) -> str:
 
 
 def block(environment: Artifact, roofline: Artifact) -> str:
-    """The short version of the results: fp16 rows, then bf16, with their conditions. Pure."""
+    """The short version of the results: fp16 rows, then bf16, then fp32, with their conditions. Pure."""
     folder = f"reports/{roofline['runner']}"
     link = f"Every figure, the tails, the errors and the ceilings: [{folder}/results.md]({folder}/results.md)."
     parts = [conditions(environment, roofline)]

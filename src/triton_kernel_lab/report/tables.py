@@ -10,7 +10,7 @@ from triton_kernel_lab import artifacts
 from triton_kernel_lab.analysis.inputs import read_each, read_extras, read_one
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project
-from triton_kernel_lab.report import counted, crosscheck, noise, sections
+from triton_kernel_lab.report import counted, crosscheck, crossover, decode_e2e, fused, memory, noise, sections
 from triton_kernel_lab.report.labels import conditions, find
 
 __all__ = ["metrics", "render", "run"]
@@ -36,7 +36,8 @@ def render(
     parts = [f"# Results: {device['name'] if device else environment['runner']}", conditions(environment, roofline)]
     for kernel, checked in correctness.items():
         parts += [f"## {kernel}", *_kernel(roofline, kernel), sections.correctness(checked)]
-    parts.append(counted.section(roofline.get("counters", ())))
+    parts += [memory.section(roofline), fused.section(roofline, correctness), crossover.section(roofline)]
+    parts += [decode_e2e.section(extras.get("decode_e2e")), counted.section(roofline.get("counters", ()))]
     parts += [crosscheck.section(extras.get("crosscheck")), noise.section(extras.get("noise_floor"))]
     parts += ["## Conditions", sections.environment(environment)]
     if roofline["ceilings"]:

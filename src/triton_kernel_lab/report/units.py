@@ -21,6 +21,7 @@ __all__ = [
     "gigabytes_per_s",
     "mebibytes",
     "microseconds",
+    "milliseconds",
     "percent",
     "plain",
     "ratio",
@@ -41,6 +42,11 @@ class UnitError(ValueError):
 def microseconds(ns: int | float | None, decimals: int = 3) -> str:
     """Nanoseconds as microseconds: with 3 decimals, exact for whole ns."""
     return _scaled(ns, 1000, decimals)
+
+
+def milliseconds(ns: int | float | None) -> str:
+    """Nanoseconds as milliseconds to 3 decimals."""
+    return _scaled(ns, 10**6, 3)
 
 
 def gigabytes_per_s(bytes_per_s: int | None) -> str:

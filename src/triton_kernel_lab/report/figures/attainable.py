@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from triton_kernel_lab.report import units
 from triton_kernel_lab.report.figures import cells, palette
 from triton_kernel_lab.report.figures.grid import Spaces, grid_of, heading
 from triton_kernel_lab.report.figures.svg import Drawing, Sources
@@ -34,6 +33,7 @@ def data(sources: Sources) -> dict[str, Any]:
 
 def _rows(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ordered = sorted((cell for cell in found if cell["attainable_ns"]), key=lambda cell: int(cell["attainable_ns"]))
+    shown = cells.few([cell["shape"] for cell in ordered])
     return [
         {
             "shape": cell["shape"],
@@ -45,6 +45,7 @@ def _rows(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             },
         }
         for cell in ordered
+        if cell["shape"] in shown
     ]
 
 
@@ -63,7 +64,7 @@ def _draw(figure: Figure, shown: Mapping[str, Any]) -> None:
 
 
 def _spaces(panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Spaces:
-    lines = max(_tick(row).count("\n") + 1 for rows in panels.values() for row in rows)
+    lines = max(text.count("\n") + 1 for rows in panels.values() for text in _ticks(rows))
     return Spaces(head=0.72, panel=1.05, below=0.32 + 0.11 * lines, left=0.46, between=0.14)
 
 
@@ -83,7 +84,8 @@ def _panel(axis: Axes, kernel: str, dtype: str, rows: Sequence[Mapping[str, Any]
     axis.set_ylim(0, 1.15)
     axis.set_yticks([0, 0.25, 0.5, 0.75, 1.0], ["0", "25 %", "50 %", "75 %", "100 %"])
     axis.set_xlim(-0.6, len(rows) - 0.4)
-    axis.set_xticks(range(len(rows)), [_tick(row) for row in rows], fontsize=6.0)
+    labels = _ticks(rows)
+    axis.set_xticks(range(len(rows)), labels, fontsize=cells.tick_size(labels))
     axis.tick_params(axis="x", length=0.0, pad=2.0)
     axis.grid(axis="y")
     axis.axhline(1.0, color=palette.INK, linewidth=0.9)
@@ -94,9 +96,10 @@ def _panel(axis: Axes, kernel: str, dtype: str, rows: Sequence[Mapping[str, Any]
             axis.text(at, 0.04, "floor", ha="center", fontsize=6.0, color=palette.MUTED)
 
 
-def _tick(row: Mapping[str, Any]) -> str:
-    (shape,) = cells.tick_labels([row["shape"]])
-    return f"{shape}\n{units.microseconds(row['attainable_ns'], 1)} us"
+def _ticks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    shapes = cells.tick_labels([row["shape"] for row in rows])
+    times = [cells.short_us(row["attainable_ns"]) for row in rows]
+    return [f"{shape}\n{time} us" for shape, time in zip(shapes, times, strict=True)]
 
 
 def _dots(axis: Axes, rows: Sequence[Mapping[str, Any]], name: str) -> None:

@@ -1,17 +1,29 @@
-"""Which cells a picture shows: one dtype a kernel, so that shapes alone differ."""
+"""Which figures of a cell a picture shows, and how it names shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from triton_kernel_lab.artifacts import Artifact
+from triton_kernel_lab.report import units
 from triton_kernel_lab.report.figures.svg import Sources
-from triton_kernel_lab.report.labels import find, of_regime, p50_ns
+from triton_kernel_lab.report.labels import find, p50_ns
+from triton_kernel_lab.report.selection import dtype_of, kernels, of_kernel
 
-__all__ = ["dtype_of", "head", "kernels", "of_kernel", "other", "ratio_of", "shown_p50", "tick_labels"]
+__all__ = [
+    "dtype_of",
+    "few",
+    "head",
+    "kernels",
+    "of_kernel",
+    "other",
+    "ratio_of",
+    "shown_p50",
+    "tick_labels",
+    "tick_size",
+]
 
-PREFERRED = "float16"
+_ROOM = 8
 
 
 def head(sources: Sources, empty: str | None = None) -> dict[str, Any]:
@@ -19,23 +31,6 @@ def head(sources: Sources, empty: str | None = None) -> dict[str, Any]:
     roofline = sources.roofline
     unmeasured = None if roofline["status"] == "measured" else roofline["reason"] or "no reason given"
     return {"device": sources.device, "reason": unmeasured or empty}
-
-
-def kernels(roofline: Artifact) -> list[str]:
-    """The kernels with cells, in the registry's order."""
-    return list(dict.fromkeys(cell["kernel"] for cell in roofline["cells"]))
-
-
-def dtype_of(roofline: Artifact, kernel: str) -> str:
-    """float16 where a kernel has it, else its first dtype."""
-    found = dict.fromkeys(cell["dtype"] for cell in roofline["cells"] if cell["kernel"] == kernel)
-    return PREFERRED if PREFERRED in found else next(iter(found))
-
-
-def of_kernel(roofline: Artifact, kernel: str, regime: str = "cold_clean") -> list[Mapping[str, Any]]:
-    """A kernel's cells of a regime, in its one dtype."""
-    dtype = dtype_of(roofline, kernel)
-    return [cell for cell in of_regime(roofline, regime, kernel) if cell["dtype"] == dtype]
 
 
 def other(cell: Mapping[str, Any]) -> str | None:
@@ -59,10 +54,28 @@ def ratio_of(cell: Mapping[str, Any], name: str | None) -> float | None:
     return found["attainable_ratio"] if found else None
 
 
+def few(shapes: Sequence[str]) -> list[str]:
+    """At most as many shapes as a panel has room for, the first and the last among them, evenly spread."""
+    last = len(shapes) - 1
+    if last < _ROOM:
+        return [*shapes]
+    return [shapes[round(step * last / (_ROOM - 1))] for step in range(_ROOM)]
+
+
+def short_us(ns: int) -> str:
+    """A time in us in few digits: a tenth tells nothing of a hundred."""
+    return units.microseconds(ns, 1 if ns < 100_000 else 0)
+
+
 def tick_labels(shapes: Sequence[str]) -> list[str]:
     """Shapes on several lines where one would run into its neighbour."""
     width = 7 if len(shapes) <= 5 else 5
     return ["\n".join(_wrapped(shape, width)) for shape in shapes]
+
+
+def tick_size(labels: Sequence[str]) -> float:
+    """The size of their letters."""
+    return 6.0 if len(labels) <= 6 else 5.2
 
 
 def _wrapped(shape: str, width: int) -> list[str]:

@@ -1,11 +1,10 @@
-"""latency.svg: p50 bars, one row a kernel, one column for each of device, graph and call."""
+"""latency.svg and latency_more.svg: p50 bars, one row a kernel, one column for each of device, graph and call."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from triton_kernel_lab.report import units
 from triton_kernel_lab.report.figures import cells, palette
 from triton_kernel_lab.report.figures.grid import Spaces, grid_of, heading
 from triton_kernel_lab.report.figures.svg import Drawing, Sources
@@ -15,7 +14,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["CANDIDATES", "DRAWING"]
+__all__ = ["CANDIDATES", "DRAWING", "FIRST", "MORE"]
+
+FIRST = ("rms_norm", "swiglu", "qk_scores", "paged_kv_gather", "selected_attention")
+"""The kernels of the first picture in its order: norm and activation, then decode. All others are in the second."""
 
 CANDIDATES = ("triton", "torch_compile", "eager", "other")
 COLUMNS = {
@@ -28,19 +30,30 @@ _BAR = 0.2
 _FEW = 5
 
 
-def data(sources: Sources) -> dict[str, Any]:
+def _first(sources: Sources) -> dict[str, Any]:
+    found = cells.kernels(sources.roofline)
+    return _data(sources, [kernel for kernel in FIRST if kernel in found])
+
+
+def _others(sources: Sources) -> dict[str, Any]:
+    found = cells.kernels(sources.roofline)
+    return _data(sources, [kernel for kernel in found if kernel not in FIRST])
+
+
+def _data(sources: Sources, kernels: Sequence[str]) -> dict[str, Any]:
     """p50 in ns by kernel, shape, regime and candidate. Pure."""
-    roofline = sources.roofline
-    panels = [_panel_data(sources, kernel) for kernel in cells.kernels(roofline)]
-    return {**cells.head(sources, None if panels else "no cell was timed"), "panels": panels}
+    panels = [_panel_data(sources, kernel) for kernel in kernels]
+    return {**cells.head(sources, None if panels else "no cell of these kernels was timed"), "panels": panels}
 
 
 def _panel_data(sources: Sources, kernel: str) -> dict[str, Any]:
     roofline = sources.roofline
     found = {regime: cells.of_kernel(roofline, kernel, regime) for regime in COLUMNS}
-    shapes = list(dict.fromkeys(cell["shape"] for column in found.values() for cell in column))
+    shapes = cells.few(list(dict.fromkeys(cell["shape"] for column in found.values() for cell in column)))
     p50 = {
-        regime: {cell["shape"]: cells.shown_p50(cell) for cell in column} for regime, column in found.items() if column
+        regime: {cell["shape"]: cells.shown_p50(cell) for cell in column if cell["shape"] in shapes}
+        for regime, column in found.items()
+        if column
     }
     return {"kernel": kernel, "dtype": cells.dtype_of(roofline, kernel), "shapes": shapes, "p50_ns": p50}
 
@@ -59,7 +72,7 @@ def _draw(figure: Figure, shown: Mapping[str, Any]) -> None:
             "ha": "center",
         }
         axis.annotate(COLUMNS[regime], (0.5, 1.0), fontsize=8.5, color=palette.MUTED, **where)
-    note = "lower is better; blue: Triton's p50"
+    note = "lower is better; blue: Triton's p50; results.md has every shape"
     heading(figure, f"p50 latency in us on {shown['device']}", note, _handles())
 
 
@@ -84,7 +97,9 @@ def _row(row: Sequence[Axes], panel: Mapping[str, Any], columns: Sequence[str], 
         # A row of figures stands above the highest bar.
         axis.set_ylim(lowest / 1.6, highest * (highest / lowest) ** 0.22 * 1.25)
         axis.set_xlim(-0.55, len(panel["shapes"]) - 0.45)
-        axis.set_xticks(range(len(labels)), labels if regime in named else [""] * len(labels), fontsize=6.0)
+        axis.set_xticks(
+            range(len(labels)), labels if regime in named else [""] * len(labels), fontsize=cells.tick_size(labels)
+        )
         axis.tick_params(axis="x", length=0.0, pad=2.0)
         axis.yaxis.set_major_formatter(lambda us, _: f"{us:g}")
         axis.minorticks_off()
@@ -127,9 +142,10 @@ def _word(axis: Axes, at: float) -> None:
 def _figure(axis: Axes, at: int, ns: int | None) -> None:
     """Triton's time above a group."""
     if ns is not None:
-        text = units.microseconds(ns, 1 if ns < 100_000 else 0)
         where: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "top", "fontsize": 6.5}
-        axis.annotate(text, (at, 0.97), color=palette.candidate("triton"), fontweight="bold", **where)
+        axis.annotate(cells.short_us(ns), (at, 0.97), color=palette.candidate("triton"), fontweight="bold", **where)
 
 
-DRAWING = Drawing("latency", "p50 latency of each kernel beside its baselines: device, graph and call", data, _draw)
+_TITLE = "p50 latency beside the baselines: device, graph and call"
+DRAWING = Drawing("latency", f"{_TITLE}; norm, activation, decode", _first, _draw)
+MORE = Drawing("latency_more", f"{_TITLE}; further kernels", _others, _draw)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["DARK", "GRID", "GROUND", "INK", "MUTED", "candidate", "dark_css", "kernel_marks"]
+__all__ = ["DARK", "GRID", "GROUND", "INK", "MUTED", "candidate", "dark_css", "kernel_marks", "regime"]
 
 GROUND, INK, MUTED, GRID = "#ffffff", "#1f2328", "#59636e", "#d8dee4"
 
 _CANDIDATES = {"triton": "#0b3c8c", "torch_compile": "#e08a1e", "eager": "#a9b4c2", "other": "#2b9a8b"}
 
-# Ten kernels have colours and markers of their own; an eleventh starts again.
+# Eleven kernels have colours and markers of their own; a twelfth starts again.
 _KERNELS = (
     ("#0072b2", "o"),
     ("#d55e00", "s"),
@@ -22,7 +22,17 @@ _KERNELS = (
     ("#6b8e23", "<"),
     ("#8c564b", ">"),
     ("#444c56", "h"),
+    ("#c2185b", "*"),
 )
+
+# From the emptiest caches to the warmest, then a captured call and the host's.
+_REGIMES = {
+    "cold_clean": ("#0b3c8c", "o"),
+    "cold_dirty": ("#56a8d8", "s"),
+    "warm": ("#d55e00", "^"),
+    "graph": ("#009e73", "D"),
+    "call": ("#b0559a", "v"),
+}
 
 DARK = {
     GROUND: "#0d1117",
@@ -43,6 +53,7 @@ DARK = {
     "#6b8e23": "#a6c957",
     "#8c564b": "#cfa096",
     "#444c56": "#c0c8d0",
+    "#c2185b": "#ff7fab",
 }
 """Each colour on light ground, and what stands for it on dark."""
 
@@ -55,6 +66,11 @@ def candidate(name: str) -> str:
 def kernel_marks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Colour and marker of each kernel, by the order of the names."""
     return {name: _KERNELS[index % len(_KERNELS)] for index, name in enumerate(names)}
+
+
+def regime(name: str) -> tuple[str, str]:
+    """Colour and marker of a regime."""
+    return _REGIMES[name]
 
 
 def dark_css() -> str:

@@ -5,17 +5,29 @@ from __future__ import annotations
 from triton_kernel_lab import artifacts
 from triton_kernel_lab.analysis.inputs import read_each, read_one
 from triton_kernel_lab.project import Project
-from triton_kernel_lab.report.figures import attainable, bandwidth, distribution, latency, points, roofline
+from triton_kernel_lab.report.figures import (
+    attainable,
+    bandwidth,
+    distribution,
+    latency,
+    memory,
+    points,
+    regimes,
+    roofline,
+)
 from triton_kernel_lab.report.figures.svg import Drawing, Sources, render
 
 __all__ = ["DRAWINGS", "run"]
 
 DRAWINGS: tuple[Drawing, ...] = (
     latency.DRAWING,
+    latency.MORE,
     roofline.DRAWING,
     attainable.DRAWING,
     bandwidth.DRAWING,
     distribution.DRAWING,
+    memory.DRAWING,
+    regimes.DRAWING,
 )
 """In the order in which a report shows them."""
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from triton_kernel_lab.artifacts import Artifact
-from triton_kernel_lab.report import summary, units
+from triton_kernel_lab.report import decode_e2e, summary, units
 from triton_kernel_lab.report.labels import label
 from triton_kernel_lab.report.losses import losses
 from triton_kernel_lab.report.site.markup import code, esc, table
 
-__all__ = ["counters", "environment", "gate", "kernels", "lost", "method", "tiles"]
+__all__ = ["counters", "environment", "gate", "kernels", "lost", "method", "model", "tiles"]
 
 _FLOORS = {
     "empty_event": "an event pair with nothing between",
@@ -73,6 +73,23 @@ def lost(roofline: Artifact) -> str:
     ]
     headers = ["Time", "Kernel", "Shape", "Dtype", "Triton p50 (us)", "Loses to", "its p50 (us)", "by", "What is known"]
     return table(headers, rows, "Cells in which a baseline is faster") if rows else "<p>No cell is lost.</p>"
+
+
+def model(found: Artifact | None) -> str:
+    """Every decoder of the whole model: its times, the floor beside them, and who has none.
+
+    Args:
+        found: the artifact ``decode_e2e``, if there is one.
+    """
+    if found is None or found["status"] != "measured":
+        reason = found["reason"] if found else "python benchmarks/decode_e2e.py was not run"
+        return f"<p>Not measured: {esc(reason)}.</p>"
+    rows = [[esc(part) for part in row] for row in decode_e2e.rows(found)]
+    parts = [f'<div class="reading"><p>{esc(decode_e2e.conditions(found))}</p></div>']
+    parts.append(table(decode_e2e.HEADERS, rows, "Each decoder of each batch and context"))
+    if absent := [[esc(part) for part in row] for row in decode_e2e.missing(found)]:
+        parts.append(table(decode_e2e.MISSING_HEADERS, absent, "Decoders without a time"))
+    return "\n".join(parts)
 
 
 def method(roofline: Artifact) -> str:

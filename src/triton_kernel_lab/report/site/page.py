@@ -21,7 +21,10 @@ _HERE = Path(__file__).parent
 
 
 class Sources(NamedTuple):
-    """What the page is made from: artifacts of one runner, its pictures as SVG by name, the last verdict if kept."""
+    """What the page is made from: artifacts of one runner, its pictures as SVG by name, the last verdict if kept.
+
+    ``decode`` is the artifact ``decode_e2e``, where a whole model was measured.
+    """
 
     environment: Artifact
     ceilings: Artifact
@@ -31,6 +34,7 @@ class Sources(NamedTuple):
     counters: Mapping[str, Artifact]
     pictures: Mapping[str, str]
     gate: Artifact | None
+    decode: Artifact | None = None
 
     @property
     def runner(self) -> str:
@@ -41,6 +45,7 @@ class Sources(NamedTuple):
         """The artifacts by path, the derived one first, then against the flow."""
         folder = f"artifacts/{self.runner}"
         found = {f"{folder}/roofline.json": self.roofline}
+        found |= {f"{folder}/decode_e2e.json": self.decode} if self.decode else {}
         found |= {f"{folder}/timing/{kernel}.json": each for kernel, each in self.timings.items()}
         found |= {f"{folder}/counters/{kernel}.json": each for kernel, each in self.counters.items()}
         found |= {f"{folder}/correctness/{kernel}.json": each for kernel, each in self.correctness.items()}
@@ -64,6 +69,7 @@ def render(sources: Sources) -> str:
         "kernels": facts.kernels(roofline),
         "lost": facts.lost(roofline),
         "figures": "\n".join(_picture(sources, index) for index in range(len(DRAWINGS))),
+        "model": facts.model(sources.decode),
         "method": facts.method(roofline),
         "environment": facts.environment(sources.environment),
         "counters": facts.counters(roofline),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from triton_kernel_lab import artifacts
-from triton_kernel_lab.analysis.inputs import read_each, read_one
+from triton_kernel_lab.analysis.inputs import read_each, read_extras, read_one
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project
 from triton_kernel_lab.report import summary
@@ -30,6 +30,7 @@ def run(project: Project) -> None:
         counters=read_each(project, "counters"),
         pictures=pictures(project),
         gate=verdict(project),
+        decode=read_extras(project, ("decode_e2e",)).get("decode_e2e"),
     )
     artifacts.write_text(project.reports / "index.html", page.render(sources))
     artifacts.write_text(project.reports / "summary.json", artifacts.dumps(summary.metrics(sources.roofline)))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from operator_checks import DEVICE, DTYPES
 
+from triton_kernel_lab.cases import PENDING
 from triton_kernel_lab.cases import rms_norm as norm_case
 from triton_kernel_lab.cases import swiglu as gate_case
 from triton_kernel_lab.cases._base import (
@@ -32,6 +33,8 @@ from triton_kernel_lab.project import kernel_names
 
 ROOT = Path(__file__).parents[1]
 KERNELS = kernel_names(ROOT)
+# What waits for a measurement is held to the same rules.
+ALL = [*KERNELS, *PENDING]
 # Operators that read chosen rows of a larger tensor.
 GATHERING = {"paged_kv_gather", "selected_attention"}
 # Without a CPU form, or with one that takes a C++ compiler half a minute.
@@ -44,7 +47,7 @@ GPU_ONLY = {
 }
 VARIANTS = [
     pytest.param(kernel, number, id=f"{kernel}-{variant.name}")
-    for kernel in KERNELS
+    for kernel in ALL
     for number, variant in enumerate(load(kernel).variants)
 ]
 
@@ -214,7 +217,7 @@ def test_f77_costs_are_those_worked_out_by_hand(kernel: str, dims: Dims, dtype: 
     assert load(kernel).cost(dims, dtype) == expected
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ALL)
 def test_f77_costs_are_the_bytes_of_the_tensors(kernel: str) -> None:
     """The bytes of a case are those of the tensors that its timed variant takes and gives; a cache is read in part."""
     case = load(kernel)
@@ -284,7 +287,7 @@ def test_eager_and_oracle_mean_the_same_operator(kernel: str, number: int) -> No
         assert torch.allclose(output.double(), reference.double(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ALL)
 def test_library_operators_mean_the_same_operator(kernel: str) -> None:
     """What is timed as torch's own operator for the job does the job."""
     case = load(kernel)
@@ -325,7 +328,7 @@ def test_random_numbers_have_mean_and_scale() -> None:
     assert randn((0, 4), torch.float16, torch.Generator()).shape == (0, 4)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ALL)
 def test_shapes_and_buckets_fit_the_axes(kernel: str) -> None:
     """Every shape of a case has its axes, what is timed is also checked, and each bucket covers its own shape."""
     case = load(kernel)
@@ -351,7 +354,7 @@ def test_a_kernel_is_found_by_both_its_names(kernel: str) -> None:
     assert all(find(name) is case for name in (kernel, case.cli_name, *case.aliases))
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ALL)
 def test_a_shorter_shape_means_a_full_one(kernel: str) -> None:
     """Where a case has a short form, its dimensions have all the axes."""
     case = load(kernel)

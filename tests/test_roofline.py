@@ -116,13 +116,25 @@ def test_a_ladder_is_exact_for_a_launch_cost_plus_a_rate(launch: int, ns_per_kib
 
     rungs = [(1 << power, time_of(1 << power)) for power in range(18, 31, 4)]
     smallest, largest = rungs[0], rungs[-1]
-    found = timemodel.ladder_ns(rungs, size)  # type: ignore[arg-type]  # exact rungs, to compare exactly
+    found = timemodel.ladder_ns(rungs, size)
     if size <= smallest[0]:
         assert found == smallest[1]
     elif size >= largest[0]:
         assert found == largest[1] * size / largest[0]
     else:
         assert found == time_of(size)
+
+
+def test_no_rung_is_slower_than_several_of_a_smaller_one() -> None:
+    """Bytes that two launches of half the size move in 80 ns are not allowed 90; what is faster at once stays so."""
+    ladders = [
+        {"kind": kind, "bytes": size, "p50_ns": ns}
+        for kind in ("write", "copy", "read")
+        for size, ns in ((64, 30), (128, 40), (256, 90), (300, 100))
+    ]
+    assert [timemodel.mix_ns(ladders, size // 2, size // 2) for size in (64, 128, 256)] == [30, 40, 80]
+    # Three launches of 128 bytes take 120 ns, but one of 300 takes 100.
+    assert timemodel.mix_ns(ladders, 150, 150) == 100
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))

@@ -72,6 +72,42 @@ def test_a_sound_project_has_nothing_broken(sound: Project) -> None:
     assert {path: path.read_bytes() for path in sound.root.rglob("*") if path.is_file()} == before
 
 
+def _of_an_earlier_environment(project: Project, kernel: str, *, stale: bool) -> None:
+    """Let a kernel's artifacts say that they were made beside other bytes of environment.json."""
+    digests: dict[str, str] = {"environment.json": "0" * 64}
+    for kind in ("correctness", "timing", "counters"):
+        path = project.artifacts / kind / f"{kernel}.json"
+        artifact = json.loads(path.read_bytes())
+        for record in artifact["inputs"]:
+            record["sha256"] = digests.get(record["path"].partition("synthetic-gpu/")[2], record["sha256"])
+        if stale:
+            artifact["producer"]["source_sha256"] = "0" * 64
+        artifacts.write(path, artifact)
+        digests[f"{kind}/{kernel}.json"] = artifacts.sha256_file(path)
+    synthetic.run_pure_stages(project)
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_only_a_stale_artifact_may_be_of_an_earlier_environment(sound: Project, stale: bool) -> None:
+    """Where fresh ones vouch for environment.json, one that the report calls stale does not make it an edited file."""
+    _of_an_earlier_environment(sound, "swiglu", stale=stale)
+    problems = verify.run(sound)
+    assert bool(problems) != stale
+    assert all("environment.json: expected sha256 0000" in problem for problem in problems)
+
+
+def test_an_edited_environment_is_named_however_much_is_stale(sound: Project) -> None:
+    """With nothing fresh left the stale artifacts vouch for the file as ever."""
+    for kernel in sound.kernels:
+        _of_an_earlier_environment(sound, kernel, stale=True)
+    path = sound.artifacts / "ceilings.json"
+    ceilings = json.loads(path.read_bytes())
+    ceilings["producer"]["source_sha256"] = "0" * 64
+    artifacts.write(path, ceilings)
+    synthetic.run_pure_stages(sound)
+    assert "environment.json: expected sha256" in first_problem(sound)
+
+
 def test_a_host_without_a_gpu_verifies_too(tmp_path: Path) -> None:
     """Artifacts that say not_measured, and reports that print it, are sound."""
     assert verify.run(synthetic.project(tmp_path, measured=False, runner="cpu")) == []

@@ -32,7 +32,7 @@ class Bound(NamedTuple):
         return max(1, math.floor(max(self) + Fraction(1, 2)))
 
 
-def ladder_ns(points: Sequence[tuple[int, int]], size: int) -> Fraction:
+def ladder_ns(points: Sequence[tuple[int, int | Fraction]], size: int) -> Fraction:
     """The time of ``size`` bytes on one ladder, in ns.
 
     Linear between two rungs, which is exact for a launch cost plus a constant
@@ -69,8 +69,13 @@ def mix_ns(ladders: Sequence[Mapping[str, Any]], read: int, write: int) -> Fract
     return copy_ns + (read_ns - copy_ns) * (position - 1)
 
 
-def _rungs(ladders: Sequence[Mapping[str, Any]], kind: str) -> list[tuple[int, int]]:
-    return sorted((rung["bytes"], rung["p50_ns"]) for rung in ladders if rung["kind"] == kind)
+def _rungs(ladders: Sequence[Mapping[str, Any]], kind: str) -> list[tuple[int, Fraction]]:
+    """A ladder's rungs, none slower than the same bytes in several launches of a smaller one."""
+    rungs: list[tuple[int, Fraction]] = []
+    for size, ns in sorted((rung["bytes"], rung["p50_ns"]) for rung in ladders if rung["kind"] == kind):
+        repeated = [math.ceil(Fraction(size, smaller)) * of_smaller for smaller, of_smaller in rungs]
+        rungs.append((size, min([Fraction(ns), *repeated])))
+    return rungs
 
 
 def flop_rate(ceilings: Mapping[str, Any], unit: str) -> int | None:

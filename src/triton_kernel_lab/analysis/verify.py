@@ -21,6 +21,7 @@ from triton_kernel_lab.analysis.inputs import EXTRAS
 from triton_kernel_lab.analysis.locator import find_edit
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project
+from triton_kernel_lab.sources import stale_measurements
 
 __all__ = ["run"]
 
@@ -145,9 +146,24 @@ def _edited_samples(tree: _Tree, name: str) -> Iterator[str]:
 
 def _links(tree: _Tree, name: str) -> Iterator[str]:
     digest = artifacts.sha256_file(tree.project.root / name)
-    yield from chain.edited(name, digest, tree.found)
+    yield from chain.edited(name, digest, _consumers(tree, name, digest))
     yield from chain.missing(name, tree.found[name], _required(tree, name))
     yield from chain.misrecorded(tree.project.root, name, tree.found[name], _digests(tree))
+
+
+def _consumers(tree: _Tree, name: str, digest: str) -> Mapping[str, Artifact]:
+    """The artifacts that vouch for a file.
+
+    Of the environment one that is stale does not where a fresh one does: it was
+    measured under an earlier record of the machine, and the report calls it stale.
+    """
+    if name != tree.name("environment"):
+        return tree.found
+    old = {tree.name(target.replace("@", "/")) for target in stale_measurements(tree.project)}
+    fresh = {consumer: artifact for consumer, artifact in tree.found.items() if consumer not in old}
+    record = {"path": name, "sha256": digest}
+    vouching = any(record in fresh[raw]["inputs"] for raw in tree.raw_names() if raw in fresh)
+    return fresh if vouching else tree.found
 
 
 def _digests(tree: _Tree) -> Mapping[str, str]:

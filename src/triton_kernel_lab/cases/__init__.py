@@ -6,10 +6,9 @@ KERNELS: list[str] = [
     "add_rms_norm",
     "swiglu",
     "swiglu_backward",
-    "swiglu_linear",
     "qk_scores",
     "paged_kv_gather",
-    "selected_attention",
-    "int4_linear",
-    "flash_attention",
 ]
+
+PENDING: list[str] = ["selected_attention", "int4_linear", "swiglu_linear", "flash_attention"]
+"""Operators with a case and tests but no tracked measurement yet: no stage runs for them, and no table has them."""

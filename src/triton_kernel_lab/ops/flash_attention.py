@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from triton_kernel_lab import routing
 from triton_kernel_lab.ops import _checks, _launch
 from triton_kernel_lab.ops._attention_backward import attend, gradients
-from triton_kernel_lab.ops._dot import dot_add
+from triton_kernel_lab.ops._fp32 import dot_add, rounded
 from triton_kernel_lab.ops._triton import tl, triton
 
 __all__ = ["flash_attention", "flash_attention_reference"]
@@ -95,7 +95,8 @@ def _attend(
     # could overflow the exponential, and only equal scores share weight: a power of two, which rounds
     # nothing, then stands for the scale. It is the larger of the two, so the scaled maximum only grows.
     by = tl.where(tl.abs(highest) * scale >= 268435456.0, even_scale, scale)
-    m_new = highest * by
+    # Rounded, or where the maximum stays the fade would not be one but a rounding error from it, each time.
+    m_new = rounded(highest * by)
     p = tl.exp2(s * by[:, None] - m_new[:, None])
     fade = tl.exp2(m - m_new)
     total = total * fade + tl.sum(p, 1)

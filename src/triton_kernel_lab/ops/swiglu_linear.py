@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from triton_kernel_lab import routing
 from triton_kernel_lab.ops import _checks, _launch, _split
-from triton_kernel_lab.ops._dot import dot_add
+from triton_kernel_lab.ops._fp32 import dot_add
 from triton_kernel_lab.ops._rows import row_count
 from triton_kernel_lab.ops._split import arrive
 from triton_kernel_lab.ops._triton import tl, triton

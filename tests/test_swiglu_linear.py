@@ -421,9 +421,10 @@ def test_f34_fp32_is_not_tf32() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("rows", [1, 16, 256])
-def test_f50_gradients_on_a_gpu(rows: int, dtype: torch.dtype) -> None:
-    """What is launched for this GPU gives every gradient, bf16 included."""
-    tensors = [tensor.requires_grad_() for tensor in drawn(rows, 512, 1024, dtype)]
+@pytest.mark.parametrize("shape", [(1, 512, 1024), (16, 512, 1024), (256, 256, 512)])
+def test_f35_f50_the_output_and_each_gradient_on_a_gpu(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """What is launched for this GPU gives each its own right value, bf16 included; no wrong one hides behind others."""
+    tensors = [tensor.requires_grad_() for tensor in drawn(*shape, dtype)]
+    assert_right(swiglu_linear(*tensors).detach(), oracle(*(tensor.detach() for tensor in tensors)), dtype)
     found = checks.gradients(swiglu_linear, LOSSES["every_second"], *tensors)
     assert_gradients(found, wide_gradients(LOSSES["every_second"], *tensors), dtype)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
+import types
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import synthetic
 import torch
+from operator_checks import DEVICE
 
 from triton_kernel_lab import artifacts, decode_e2e
 from triton_kernel_lab.analysis import decode_e2e as figures
@@ -24,6 +27,7 @@ from triton_kernel_lab.endtoend.model import INT4_GROUP, Models, Sizes, quantise
 from triton_kernel_lab.endtoend.opponents import OPPONENTS, Opponent, Setting
 from triton_kernel_lab.endtoend.sessions import Session
 from triton_kernel_lab.endtoend.watch import Laps, Watch, watch_for
+from triton_kernel_lab.lab.check import Error, Limit
 from triton_kernel_lab.project import Project, find_project
 from triton_kernel_lab.report import decode_e2e as report
 from triton_kernel_lab.report import readme
@@ -67,7 +71,13 @@ def decoded(
     """The records of one small cell by name."""
     known = {**OPPONENTS, **(also or {})}
     made = measure.cell(
-        models, 2, CONTEXT, names, replace(PROTOCOL, **changed), opponents=known, watch=watch or watch_for(CPU)
+        models,
+        2,
+        CONTEXT,
+        names,
+        replace(PROTOCOL, **changed),
+        opponents=known,
+        watch=watch or watch_for(models.device),
     )
     return {record["name"]: record for record in made["opponents"]}
 
@@ -142,6 +152,49 @@ def test_a_model_that_is_no_one_graph_is_compiled_with_breaks(models: Models, mo
     assert (asked, record["status"], record["reason"]) == ([True, False], "ok", "with graph breaks")
 
 
+def test_a_step_is_compiled_once(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens that are forced and those that follow have one layout, and the cache's length is no constant."""
+    original, graphs = torch.compile, []
+
+    def traced(module: Any, example: Any) -> Any:
+        graphs.append(module)
+        return module.forward
+
+    def compile(forward: Callable[..., Any], *, mode: str, fullgraph: bool, dynamic: bool) -> Callable[..., Any]:
+        made: Callable[..., Any] = original(forward, backend=traced, fullgraph=fullgraph, dynamic=dynamic)
+        return made
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", compile)
+    record = decoded(models, "torch_compile")["torch_compile"]
+    assert (record["status"], record["reason"], len(graphs)) == ("ok", None, 1)
+
+
+@pytest.mark.parametrize(
+    ("eager", "limit"),
+    [
+        (Error(0.15, 0.046, 0.3), Limit(0.3, 0.092)),  # What sixteen layers of bfloat16 add up to.
+        (Error(0.0, 0.0, 0.0), Limit(2.0**-7, 2.0**-8)),
+        (Error(1.0, 1.0, 1.0), Limit(0.5, 0.2)),
+        (Error(None, None, None), Limit(2.0**-7, 2.0**-8)),
+    ],
+)
+def test_the_limit_is_twice_what_the_eager_model_is_off(eager: Error, limit: Limit) -> None:
+    """Between the floor of the dtype and less than zeros would be off, so that the eager model itself passes."""
+    assert measure._limit(torch.bfloat16, eager) == limit
+
+
+def test_a_check_that_cannot_be_made_is_no_pass(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the reference of the last logits fails, the opponent has no times."""
+
+    def out_of_memory(*anything: Any) -> Any:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(measure._Judge, "after", out_of_memory)
+    record = decoded(models, "eager_dynamic")["eager_dynamic"]
+    assert (record["status"], record["reason"], record["runs"]) == ("failed", "OutOfMemoryError: no room", [])
+
+
 PLANTED: dict[str, tuple[Opponent, str]] = {
     "wrong at once": (like_eager(lambda session: Wrong(session, 0)), "worst element off by"),
     "wrong after the first check": (
@@ -186,6 +239,26 @@ def test_who_cannot_take_part_says_why(
     found = decoded(models, "peer", "eager_dynamic", also={"peer": peer})
     assert (found["peer"]["status"], found["peer"]["reason"], found["peer"]["runs"]) == (status, reason, [])
     assert found["eager_dynamic"]["status"] == "ok"
+
+
+def test_a_patch_that_fails_halfway_is_undone(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Liger replaces in the library's module is put back, also when its patch then raises."""
+    from transformers.models.llama import modeling_llama
+
+    def halfway(**settings: Any) -> None:
+        modeling_llama.LlamaRMSNorm = torch.nn.Identity
+        raise RuntimeError("another version")
+
+    patched = types.ModuleType("liger_kernel.transformers")
+    patched.apply_liger_kernel_to_llama = halfway  # type: ignore[attr-defined]
+    rope = types.ModuleType("liger_kernel.transformers.rope")
+    rope.liger_rotary_pos_emb = None  # type: ignore[attr-defined]
+    for module in (types.ModuleType("liger_kernel"), patched, rope):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    before = modeling_llama.LlamaRMSNorm, modeling_llama.apply_rotary_pos_emb
+    record = decoded(models, "liger")["liger"]
+    assert (record["status"], record["reason"]) == ("failed", "RuntimeError: another version")
+    assert (modeling_llama.LlamaRMSNorm, modeling_llama.apply_rotary_pos_emb) == before
 
 
 def test_repetitions_take_turns_in_changing_order(models: Models) -> None:
@@ -244,8 +317,10 @@ def test_a_sharing_copy_takes_no_memory_for_weights(models: Models) -> None:
 def test_the_decoder_of_this_project_takes_part() -> None:
     """Patched models pass with either cache, dense or in INT4. In float16: the interpreter has no bfloat16 dot."""
     names = ["triton_static", "triton_int4_paged"]
-    small = Models(replace(SIZES, layers=1, hidden=64, intermediate=64, heads=2, kv_heads=1), CPU, 64, 0, torch.float16)
-    found = decoded(small, *names, checked_steps=1, repetitions=1, tokens=1)
+    small = Models(
+        replace(SIZES, layers=1, hidden=64, intermediate=64, heads=2, kv_heads=1), DEVICE, 64, 0, torch.float16
+    )
+    found = decoded(small, *names, checked_rows=2, repetitions=1, tokens=1)
     assert {name: (record["status"], record["reason"]) for name, record in found.items()} == dict.fromkeys(
         names, ("ok", None)
     )
@@ -454,6 +529,24 @@ def test_no_cell_is_begun_when_the_time_is_up(project: Project, played: list[tup
     decode_e2e.run(project, request(seconds=-1.0), lines.append)
     assert played == []
     assert lines == [f"batch {batch}, context 1024: not begun after -1.0 s" for batch in (1, 8)]
+
+
+def test_a_cell_that_fails_leaves_the_others(
+    project: Project, played: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt that does not fit the device is told, and the cells before and after it are written."""
+    play = measure.cell
+
+    def cell(models: Models, batch: int, *rest: Any) -> dict[str, Any]:
+        if batch == 8:
+            raise torch.OutOfMemoryError("no room")
+        return play(models, batch, *rest)
+
+    monkeypatch.setattr(measure, "cell", cell)
+    lines: list[str] = []
+    path = decode_e2e.run(project, request(batches=(1, 8, 2)), lines.append)
+    assert [each["batch"] for each in artifacts.read(path)["cells"]] == [1, 2]
+    assert lines == ["batch 8, context 1024: failed, OutOfMemoryError: no room"]
 
 
 def test_an_unknown_opponent_is_one_sentence(project: Project) -> None:

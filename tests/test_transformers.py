@@ -426,3 +426,14 @@ def test_step_is_one_graph_that_waits_for_nothing(monkeypatch: pytest.MonkeyPatc
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(torch.stack(tokens, 1), expected("llama"))
+
+
+@pytest.mark.gpu
+def test_decoder_outlives_an_earlier_one() -> None:
+    """Its graphs write to no memory that is given back with another decoder's, such as what cuBLAS works in."""
+    first, second = (Decoder(eager("llama"), 2, PROMPT + NEW) for _ in range(2))
+    first.generate(prompts(), NEW)
+    second.generate(prompts(), NEW)
+    del first
+    torch.cuda.empty_cache()
+    assert torch.equal(second.generate(prompts(), NEW), expected("llama"))

@@ -166,7 +166,13 @@ def _measure(path: Path, head: Artifact, ceiling: dict[str, int], request: Reque
         if time.monotonic() - began > request.seconds:
             log(f"batch {batch}, context {context}: not begun after {request.seconds} s")
             continue
-        made = _cell(models, batch, context, names, protocol, log)
+        try:
+            made = _cell(models, batch, context, names, protocol, log)
+        except RuntimeError as error:  # As where the prompt itself needs more memory than there is.
+            log(f"batch {batch}, context {context}: failed, {type(error).__name__}: {error}")
+            continue
+        finally:
+            _release()
         cells[batch, context] = figures.complete(made, body["model"], ceiling)
         ordered = sorted(cells.items(), key=lambda item: (item[0][1], item[0][0]))
         artifacts.write(path, head | body | {"cells": [each for _, each in ordered]})
@@ -193,20 +199,24 @@ def _kept(path: Path, made: Artifact) -> dict[tuple[int, int], Artifact]:
 def _cell(
     models: Models, batch: int, context: int, names: Sequence[str], protocol: Protocol, log: Log
 ) -> dict[str, Any]:
-    import gc
-
-    import torch
-
     from triton_kernel_lab.endtoend import measure
 
     where = f"batch {batch}, context {context}"
     made: dict[str, Any] = measure.cell(models, batch, context, names, protocol, lambda line: log(f"{where}: {line}"))
-    # What was compiled for this cell fits no other, and its caches are large.
+    return made
+
+
+def _release() -> None:
+    """Let go of what was compiled for a cell, which fits no other, and of its caches, which are large."""
+    import gc
+
+    import torch
+
     torch._dynamo.reset()
     gc.collect()
     if torch.cuda.device_count():
-        torch.cuda.empty_cache()
-    return made
+        with contextlib.suppress(RuntimeError):  # A device that failed for good, which has been told.
+            torch.cuda.empty_cache()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,10 @@ Log = Callable[[str], None]
 # A repetition of a slow opponent holds fewer tokens, so that it does not set the pace.
 _SLOW_NS = 400_000_000
 _FEWEST = 4
+# What a decoder may be off beside eager, and at most. One operator may be off a tenth; what bfloat16 rounds in many
+# layers adds up to more at the worst of so many logits. Zeros are off by a whole norm.
+_EAGER_FACTOR = 2.0
+_MOST = check.Limit(max_error_ratio=0.5, rel_norm=0.2)
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ class _Judge:
 
     def settle(self, eager: Sequence[torch.Tensor]) -> None:
         """Take the limit from the eager model's logits [B, V] after each forced token."""
-        self.bound = check.limit(self._models.dtype, check.measure(self._stack(eager), self.expected("bfloat16")))
+        self.bound = _limit(self._models.dtype, check.measure(self._stack(eager), self.expected("bfloat16")))
 
     def expected(self, weights: str) -> torch.Tensor:
         """The reference's logits after each forced token, float32 [rows, steps, V]."""
@@ -124,6 +129,17 @@ class _Judge:
         return check.verdict(check.measure(logits[:rows, None], wanted), self.bound)
 
 
+def _limit(dtype: torch.dtype, eager: check.Error) -> check.Limit:
+    """Twice the error of the eager model, from the floor of the dtype up to ``_MOST``."""
+    floor = check.limit(dtype, None)
+    if eager.max_error_ratio is None or eager.rel_norm is None:
+        return floor
+    return check.Limit(
+        max(min(_EAGER_FACTOR * eager.max_error_ratio, _MOST.max_error_ratio), floor.max_error_ratio),
+        max(min(_EAGER_FACTOR * eager.rel_norm, _MOST.rel_norm), floor.rel_norm),
+    )
+
+
 def cell(
     models: Models,
     batch: int,
@@ -151,21 +167,24 @@ def cell(
     """
     watch = watch or watch_for(models.device)
     generator = torch.Generator(models.device).manual_seed(protocol.seed)
-    shape = (batch, context + protocol.checked_steps)
-    drawn = torch.randint(models.sizes.vocab, shape, generator=generator, device=models.device)
-    prompt, forced = drawn[:, :context].contiguous(), drawn[:, context:]
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randint(models.sizes.vocab, shape, generator=generator, device=models.device)
+
+    # Rows have the strides of the likeliest tokens; for others a compiled step would be compiled once more.
+    prompt, forced = drawn(batch, context), list(drawn(protocol.checked_steps, batch))
     log("prefill")
     setting = Setting(models, prompt, models.prefill(models.base, prompt), context + protocol.steps)
-    judge = _Judge(models, prompt, forced, protocol.checked_rows)
+    judge = _Judge(models, prompt, torch.stack(forced, 1), protocol.checked_rows)
     with routing.strict(), torch.no_grad():
-        eager = _Entrant(OPPONENTS["eager_dynamic"], {})
-        eager.session = eager.opponent.open(setting)
-        judge.settle([eager.feed(forced[:, step]).clone() for step in range(forced.shape[1])])
+        eager = OPPONENTS["eager_dynamic"].open(setting)
+        judge.settle([eager.step(tokens).clone() for tokens in forced])
+        del eager
         entrants = [
             _enter(name, opponents[name], setting, judge, forced, protocol, log) for name in opponents if name in names
         ]
-        _time(entrants, protocol, watch, log)
-        _check_again(entrants, judge)
+        _time(entrants, protocol, watch, models.device, log)
+        _check_again(entrants, judge, models.device)
     return {"batch": batch, "context": context, "opponents": [entrant.record for entrant in entrants]}
 
 
@@ -174,7 +193,7 @@ def _enter(
     opponent: Opponent,
     setting: Setting,
     judge: _Judge,
-    forced: torch.Tensor,
+    forced: Sequence[torch.Tensor],
     protocol: Protocol,
     log: Log,
 ) -> _Entrant:
@@ -191,13 +210,17 @@ def _enter(
     except Exception as error:
         # Whatever a library raises is why it has no figure here, and the others still have theirs.
         entrant.drop("failed", _sentence(error))
+    if not entrant.ready:
+        _release(setting.models.device)
     return entrant
 
 
-def _prepare(entrant: _Entrant, setting: Setting, judge: _Judge, forced: torch.Tensor, protocol: Protocol) -> None:
+def _prepare(
+    entrant: _Entrant, setting: Setting, judge: _Judge, forced: Sequence[torch.Tensor], protocol: Protocol
+) -> None:
     started = time.perf_counter_ns()
     entrant.session = entrant.opponent.open(setting)
-    logits = [entrant.feed(forced[:, step]).clone() for step in range(forced.shape[1])]
+    logits = [entrant.feed(tokens).clone() for tokens in forced]
     _wait(setting.models.device)
     entrant.record |= {"prepare_ns": time.perf_counter_ns() - started, "reason": entrant.session.note}
     entrant.record["check"], wrong = judge.before(entrant.opponent.weights, logits)
@@ -232,7 +255,7 @@ def _peak_bytes(entrant: _Entrant, device: torch.device) -> int | None:
     return int(torch.cuda.max_memory_allocated(device)) - int(before)
 
 
-def _time(entrants: Sequence[_Entrant], protocol: Protocol, watch: Watch, log: Log) -> None:
+def _time(entrants: Sequence[_Entrant], protocol: Protocol, watch: Watch, device: torch.device, log: Log) -> None:
     """Repetitions in turns, in the other order every second time."""
     gc.collect()
     for repetition in range(protocol.repetitions):
@@ -243,9 +266,11 @@ def _time(entrants: Sequence[_Entrant], protocol: Protocol, watch: Watch, log: L
                     laps = _decode(entrant, watch)
                 except Exception as error:  # As when it is set up.
                     entrant.drop("failed", _sentence(error))
-                    continue
-                run = {"repetition": repetition, "tokens": entrant.tokens, **asdict(laps)}
-                entrant.record["runs"].append(run)
+                else:
+                    run = {"repetition": repetition, "tokens": entrant.tokens, **asdict(laps)}
+                    entrant.record["runs"].append(run)
+                if not entrant.ready:
+                    _release(device)
 
 
 def _decode(entrant: _Entrant, watch: Watch) -> Laps:
@@ -259,10 +284,29 @@ def _decode(entrant: _Entrant, watch: Watch) -> Laps:
     return laps
 
 
-def _check_again(entrants: Sequence[_Entrant], judge: _Judge) -> None:
+def _check_again(entrants: Sequence[_Entrant], judge: _Judge, device: torch.device) -> None:
     for entrant in entrants:
-        if entrant.ready and (wrong := judge.after(entrant.opponent.weights, entrant.fed, entrant.logits)):
-            entrant.drop("invalid", f"after {len(entrant.fed)} steps: {'; '.join(wrong)}")
+        if not entrant.ready:
+            continue
+        try:
+            wrong = judge.after(entrant.opponent.weights, entrant.fed, entrant.logits)
+        except Exception as error:  # Unchecked times are none.
+            entrant.drop("failed", _sentence(error))
+        else:
+            # All was timed: what the session holds is room for the other references.
+            entrant.session = None
+            if wrong:
+                entrant.drop("invalid", f"after {len(entrant.fed)} steps: {'; '.join(wrong)}")
+        _release(device)
+
+
+def _release(device: torch.device) -> None:
+    """Give the device back what was let go of: after a lack of memory the next one needs it in one piece."""
+    gc.collect()
+    if device.type == "cuda":
+        # A device that failed for good says so again; each record has its reason by then.
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()
 
 
 def _wait(device: torch.device) -> None:

@@ -101,12 +101,14 @@ def _liger(setting: Setting) -> Session:
 
     model = sharing(setting.models.base)
     classes = {name: getattr(modeling_llama, name) for name in ("LlamaMLP", "LlamaRMSNorm")}
-    with liger_rope():
-        # Nothing is trained, so that the loss stays the library's.
-        apply_liger_kernel_to_llama(cross_entropy=False, fused_linear_cross_entropy=False, model=model)
-    # The patch also replaces these for every model yet to be made.
-    for name, original in classes.items():
-        setattr(modeling_llama, name, original)
+    try:
+        with liger_rope():
+            # Nothing is trained, so that the loss stays the library's.
+            apply_liger_kernel_to_llama(cross_entropy=False, fused_linear_cross_entropy=False, model=model)
+    finally:
+        # The patch also replaces these for every model yet to be made.
+        for name, original in classes.items():
+            setattr(modeling_llama, name, original)
     return HuggingFace(model, dynamic_cache(model.config, setting.prefilled), liger_rope)
 
 

@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in plan["names"]:
         try:
             with torch.no_grad():
-                OPPONENTS[name].open(setting).step(prompt[:, 0])
+                OPPONENTS[name].open(setting).step(torch.zeros(batch, dtype=torch.int64, device=device))
         except Exception:
             failed = True
         torch._dynamo.reset()

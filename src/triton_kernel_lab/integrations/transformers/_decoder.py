@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -142,6 +143,20 @@ def _expect_known(model: Any, max_length: int) -> None:
     _checks.expect(fits, NAME, "max_length", f"at most the sliding window, {window}", max_length)
     rope = base.rotary_emb.rope_type
     _checks.expect(rope not in _MOVING_ROPES, NAME, "model", "rotary frequencies that do not move", f"{rope} ones")
+
+
+@contextlib.contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Let a capture take the scratch memory of cuBLAS from its graph's own pool.
+
+    cuBLAS keeps it a stream, and all captures run on one: a graph would go on writing to memory of
+    an earlier decoder's pool, which is freed with that decoder.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 class Decoder:
@@ -314,7 +329,7 @@ class Decoder:
             self._logits(rows)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with _own_workspaces(), torch.cuda.graph(graph, pool=self._pool):
             logits = self._logits(rows)
             self._positions += 1
         self._graphs[rows] = graph, logits

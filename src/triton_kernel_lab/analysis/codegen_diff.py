@@ -66,7 +66,7 @@ def check(project: Project, derived: Mapping[str, Artifact]) -> list[Finding]:
 
 
 def compare(kernel: str, tracked: Artifact | None, derived: Artifact) -> list[Finding]:
-    """The differences of one kernel's audits, the gravest first; empty if not a byte differs.
+    """The differences of one kernel's audits, the gravest first; empty if nothing but binaries' digests differs.
 
     Each launch that compiles to something else gives the rules that it breaks,
     or else ``CHANGED``; of calls that share it the first is named. A difference
@@ -86,7 +86,7 @@ def compare(kernel: str, tracked: Artifact | None, derived: Artifact) -> list[Fi
         for (target, function, call, _), was, now in pairs.values()
         for rule, old, new in _of_launch(was, now)
     ]
-    if not found and artifacts.dumps(tracked) != artifacts.dumps(derived):
+    if not found and _comparable(tracked) != _comparable(derived):
         found = [Finding(kernel, CHANGED, "", "", "", "", "not in the launches")]
     return sorted(found, key=lambda finding: _RULES.index(finding.rule))
 
@@ -123,7 +123,21 @@ def _of_launch(before: Launch | None, after: Launch | None) -> Iterator[tuple[st
 
 def _content(launch: Launch) -> dict[str, Any]:
     """A launch apart from the calls that share it."""
-    return {name: value for name, value in launch.items() if name != "calls"}
+    return {name: value for name, value in _reproducible(launch).items() if name != "calls"}
+
+
+def _comparable(audit: Artifact) -> str:
+    """The text of an audit that the same code has on every machine."""
+    return artifacts.dumps(audit | {"launches": [_reproducible(launch) for launch in audit["launches"]]})
+
+
+def _reproducible(launch: Launch) -> dict[str, Any]:
+    """A launch without its binary's digest.
+
+    ptxas may order the same instructions differently from run to run; the PTX, the counts and the tools' versions tell.
+    """
+    code = launch["code"] and {name: value for name, value in launch["code"].items() if name != "cubin_sha256"}
+    return dict(launch) | {"code": code}
 
 
 def _state(launch: Launch | None) -> str:

@@ -624,7 +624,9 @@ def test_tracked_launches_are_right_on_a_gpu(queries: int, keys: int, width: int
     q, k, v = draw(queries, keys, 4, 2, width, dtype, batch=2)
     for causal in (True, False):
         expected, expected_lse = oracle(q, k, v, mask(queries, keys, causal))
-        bound = check.limit(dtype, check.measure(yardstick._eager(q, k, v, causal), expected))
+        # Single elements by the rule of the lab: in rows that see few keys one of them is off by more than LIMITS say.
+        eager = check.measure(yardstick._eager(q, k, v, causal), expected)
+        bound = check.Limit(check.limit(dtype, eager).max_error_ratio, LIMITS[dtype].rel_norm)
         out, lse = flash_attention(q, k, v, causal=causal, return_lse=True)
         assert check.verdict(check.measure(out, expected), bound) == []
         assert torch.allclose(lse.double(), expected_lse, rtol=1e-5, atol=1e-5)

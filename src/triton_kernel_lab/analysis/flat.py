@@ -52,14 +52,16 @@ def load_baseline(path: Path | str) -> Artifact:
 
 
 def _with_fix(path: Path | str, error: ArtifactError) -> ValueError:
-    make = f"make one with `triton-kernel-lab --output {path}`"
     if isinstance(error.__cause__, FileNotFoundError):
+        make = f"make one with `triton-kernel-lab --output {path}`"
         return NotComparableError(f"{path}: expected a baseline, found no file; {make}.")
+    # Never to write over what is there: it may be anything.
+    way_out = "name a report or a roofline.json"
     if isinstance(error.__cause__, IsADirectoryError):
-        make = "name a report or a roofline.json inside it"
+        way_out += " inside it"
     elif isinstance(error.__cause__, OSError):
-        make = "make it readable or name another"
-    return ArtifactError(f"{str(error).removesuffix('.')}; {make}.")
+        way_out = "make it readable or name another"
+    return ArtifactError(f"{str(error).removesuffix('.')}; {way_out}.")
 
 
 def environment_beside(path: Path | str, baseline: Artifact) -> Artifact | None:

@@ -26,10 +26,10 @@ Log = Callable[[str], None]
 # A repetition of a slow opponent holds fewer tokens, so that it does not set the pace.
 _SLOW_NS = 400_000_000
 _FEWEST = 4
-# What a decoder may be off beside eager, and at most. One operator may be off a tenth; what bfloat16 rounds in many
-# layers adds up to more at the worst of so many logits. Zeros are off by a whole norm.
+# What a decoder may be off beside eager, and at most: a tenth in norm, as an operator may. What bfloat16 rounds in
+# many layers adds up to more than that at the worst of so many logits, for eager itself. Zeros are off by a whole norm.
 _EAGER_FACTOR = 2.0
-_MOST = check.Limit(max_error_ratio=0.5, rel_norm=0.2)
+_MOST = check.Limit(max_error_ratio=0.5, rel_norm=0.1)
 
 
 @dataclass(frozen=True)

@@ -4,145 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
 
-from triton_kernel_lab.integrations.transformers._modules import Int4Linear, bare, linears, refusal, role
-from triton_kernel_lab.integrations.transformers._rotate import Cache, HeadNorms, rotate_and_store, slots
-from triton_kernel_lab.integrations.transformers._row_linear import row_linear
+from triton_kernel_lab.integrations.transformers._layers import Layer, expect_known, layer_of, norm_of, projection_of
+from triton_kernel_lab.integrations.transformers._rotate import Cache, rotate_and_store, slots
 from triton_kernel_lab.ops import _checks
 from triton_kernel_lab.ops.add_rms_norm import add_rms_norm
 from triton_kernel_lab.ops.flash_attention import flash_attention
-from triton_kernel_lab.ops.int4_linear import int4_linear
 from triton_kernel_lab.ops.rms_norm import rms_norm
 from triton_kernel_lab.ops.selected_attention import selected_attention, selected_attention_paged
-from triton_kernel_lab.ops.swiglu import swiglu_packed
-from triton_kernel_lab.ops.swiglu_linear import swiglu_linear
 
 __all__ = ["Decoder"]
 
 NAME = "Decoder"
 # A graph serves sequences of up to so many rows of the cache, the next one twice as many, and so on.
 _LEAST_ROWS = 512
-# Their frequencies depend on how long the sequence has become.
-_MOVING_ROPES = ("dynamic", "longrope")
-
-Projection: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-
-
-class _Norm(NamedTuple):
-    weight: torch.Tensor
-    eps: float
-
-
-class _Layer(NamedTuple):
-    """One layer of the model, as the launches that it takes."""
-
-    norm: _Norm
-    qkv: Projection
-    heads: HeadNorms | None
-    scale: float
-    out: Projection
-    mlp_norm: _Norm
-    gated: Projection
-    down: Projection
-    cache: Cache
-
-
-def _norm(module: Any) -> _Norm:
-    return _Norm(module.weight.detach(), module.variance_epsilon)
-
-
-def _projection(layer: Any) -> Projection:
-    if not bare(layer):
-        return lambda x: layer(x)
-    weight, bias = layer.weight.detach(), None if layer.bias is None else layer.bias.detach()
-    return lambda x: row_linear(x, weight, bias)
-
-
-def _joined(layers: list[Any]) -> Projection:
-    """One projection to the outputs of all layers side by side, from copies of their weights."""
-    some = [layer.bias.detach() for layer in layers if layer.bias is not None]
-    bias = torch.cat(some) if some else None
-    if len(some) in (0, len(layers)):
-        if all(bare(layer) for layer in layers):
-            weight = torch.cat([layer.weight.detach() for layer in layers])
-            return lambda x: row_linear(x, weight, bias)
-        sizes = {getattr(layer, "group_size", 0) for layer in layers}
-        # Blocks of sixteen rows are what packed weights are made of.
-        if len(sizes) == 1 and all(layer.out_features % 16 == 0 for layer in layers):
-            return _joined_int4(layers, bias, *sizes)
-    return lambda x: torch.cat([layer(x) for layer in layers], -1)
-
-
-def _joined_int4(layers: list[Any], bias: torch.Tensor | None, group_size: int) -> Projection:
-    packed = torch.cat([layer.packed for layer in layers])
-    # Column by column, as they are read fastest.
-    scales = torch.cat([layer.scales.t() for layer in layers], 1).t()
-
-    def project(x: torch.Tensor) -> torch.Tensor:
-        y = int4_linear(x, packed, scales, group_size)
-        return y if bias is None else y + bias
-
-    return project
-
-
-def _gated(mlp: Any) -> Projection:
-    """The first half of the MLP: silu(gate) * up."""
-    gate, up = mlp.gate_proj, mlp.up_proj
-    if bare(gate) and bare(up) and gate.bias is None and up.bias is None:
-        w_gate, w_up = gate.weight.detach(), up.weight.detach()
-        return lambda x: swiglu_linear(x, w_gate, w_up)
-    joined = _joined([gate, up])
-    return lambda x: swiglu_packed(joined(x))
-
-
-def _layer(block: Any, cache: Cache) -> _Layer:
-    attention = block.self_attn
-    heads = None
-    if hasattr(attention, "q_norm"):
-        norm = attention.q_norm
-        heads = HeadNorms(norm.weight.detach(), attention.k_norm.weight.detach(), norm.variance_epsilon)
-    return _Layer(
-        norm=_norm(block.input_layernorm),
-        qkv=_joined([attention.q_proj, attention.k_proj, attention.v_proj]),
-        heads=heads,
-        scale=attention.scaling,
-        out=_projection(attention.o_proj),
-        mlp_norm=_norm(block.post_attention_layernorm),
-        gated=_gated(block.mlp),
-        down=_projection(block.mlp.down_proj),
-        cache=cache,
-    )
-
-
-def _ours(module: nn.Module) -> bool:
-    """Whether a module runs the forward of its class, or that of ``patch``."""
-    forward = vars(module).get("forward")
-    return forward is None or str(forward.__module__).startswith("triton_kernel_lab.")
-
-
-def _expect_known(model: Any, max_length: int) -> None:
-    """Raise ValueError unless the layers of the model compute what the decoder does."""
-    base: Any = getattr(model, "model", None)
-    parts = ("embed_tokens", "layers", "norm", "rotary_emb")
-    whole = base is not None and hasattr(model, "lm_head") and all(hasattr(base, part) for part in parts)
-    _checks.expect(whole, NAME, "model", "a causal language model of transformers", type(model).__name__)
-    for name, module in model.named_modules():
-        if role(module) is None:
-            continue
-        reason = refusal(module) if _ours(module) else "something has replaced its forward"
-        _checks.expect(reason is None, NAME, "model", "layers whose formulas are known", f"{name}: {reason}")
-        for part, layer in linears(module):
-            known = bare(layer) or isinstance(layer, Int4Linear)
-            _checks.expect(known, NAME, "model", "plain linear layers", f"{name}.{part}: {type(layer).__name__}")
-    window = getattr(model.config, "sliding_window", None)
-    fits = window is None or max_length <= window
-    _checks.expect(fits, NAME, "max_length", f"at most the sliding window, {window}", max_length)
-    rope = base.rotary_emb.rope_type
-    _checks.expect(rope not in _MOVING_ROPES, NAME, "model", "rotary frequencies that do not move", f"{rope} ones")
 
 
 @contextlib.contextmanager
@@ -193,7 +72,7 @@ class Decoder:
     ) -> None:
         for argument, value in (("batch", batch), ("max_length", max_length), ("page_size", page_size)):
             _checks.expect(isinstance(value, int) and value > 0, NAME, argument, "a positive integer", value)
-        _expect_known(model, max_length)
+        expect_known(model, max_length)
         whole: Any = model
         base = whole.model
         weight = base.embed_tokens.weight
@@ -204,14 +83,14 @@ class Decoder:
         if paged:
             order = torch.arange(batch * pages, dtype=torch.int32, device=self.device)
             self.page_table = order.view(pages, batch).t().contiguous()
-        self._embed, self._head = base.embed_tokens, _projection(whole.lm_head)
-        self._final = _norm(base.norm)
+        self._embed, self._head = base.embed_tokens, projection_of(whole.lm_head)
+        self._final = norm_of(base.norm)
         first = base.layers[0].self_attn
         kv_heads = first.k_proj.out_features // first.head_dim
         rows = (batch * pages, page_size) if paged else (batch, max_length)
         shape = (*rows, kv_heads, first.head_dim)
         self._cos, self._sin = self._angles(base.rotary_emb, first.head_dim)
-        self._layers = [_layer(block, self._cache(shape)) for block in base.layers]
+        self._layers = [layer_of(block, self._cache(shape)) for block in base.layers]
         self._rows = torch.arange(max_length, dtype=torch.int32, device=self.device)
         self._tokens = torch.zeros(batch, 1, dtype=torch.int64, device=self.device)
         self._positions = torch.zeros(batch, 1, dtype=torch.int32, device=self.device)
@@ -342,7 +221,7 @@ class Decoder:
         normed = self._hidden(self._tokens, lambda layer, qkv: self._attend_cache(layer, qkv, indices))
         return self._head(normed[:, 0])
 
-    def _hidden(self, tokens: torch.Tensor, attend: Callable[[_Layer, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def _hidden(self, tokens: torch.Tensor, attend: Callable[[Layer, torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """What the head multiplies, [B, T, hidden], for tokens [B, T]."""
         residual = self._embed(tokens)
         normed = rms_norm(residual, *self._layers[0].norm)
@@ -353,7 +232,7 @@ class Decoder:
             normed, residual = add_rms_norm(layer.down(layer.gated(normed)), residual, *norm)
         return normed
 
-    def _attend_cache(self, layer: _Layer, qkv: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    def _attend_cache(self, layer: Layer, qkv: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Attention [B, 1, Hq, D] of one token a sequence over the cache, to which it is added."""
         q = rotate_and_store(qkv, self._cos, self._sin, self._positions, layer.cache, layer.heads)[:, 0]
         k, v, table = layer.cache
@@ -362,7 +241,7 @@ class Decoder:
         rows = indices.shape[1]
         return selected_attention(q, k[:, :rows], v[:, :rows], indices, layer.scale)[:, None]
 
-    def _attend_prompt(self, layer: _Layer, qkv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _attend_prompt(self, layer: Layer, qkv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Attention [B, L, Hq, D] of the prompts among themselves; fills the cache."""
         tokens = qkv.shape[1]
         target = layer.cache

@@ -23,7 +23,7 @@ __all__ = ["EVENT_REGIMES", "Bench", "Subject", "Window"]
 
 EVENT_REGIMES = ("cold_clean", "cold_dirty", "warm")
 _CALLS = 50
-# Clock cycles, some 5 ms: longer than that many calls take the host.
+# Clock cycles, some 5 ms: longer than that many calls take most hosts, until the first sample tells.
 _CALLS_SPIN = 10_000_000
 _GRAPH_CALLS = 512
 # A sample that takes longer than this is taken less often, so that a slow baseline does not set the pace.
@@ -217,18 +217,22 @@ class Bench:
             for subject in subjects
         }
         windows = {name: Window(count) for name, count in calls.items()}
+        spins = dict.fromkeys(calls, _CALLS_SPIN)
         order = list(subjects)
         for _ in range(samples):
             timed = {}
             for subject in order:
                 torch.cuda.synchronize()
                 # Longer than the loop below: an idle device would start each kernel at once.
-                torch.cuda._sleep(_CALLS_SPIN)
+                torch.cuda._sleep(spins[subject.name])
                 inputs = subject.sets[0]
                 started = time.perf_counter_ns()
                 for _ in range(calls[subject.name]):
                     subject.call(*inputs)
-                timed[subject.name] = (time.perf_counter_ns() - started, False)
+                duration = time.perf_counter_ns() - started
+                timed[subject.name] = (duration, False)
+                # A device makes about two cycles a nanosecond: twice as long as this loop took.
+                spins[subject.name] = min(max(4 * duration, _SHORTEST_SPIN), _LONGEST_SPIN)
             torch.cuda.synchronize()
             self._close(windows, timed)
             order.reverse()

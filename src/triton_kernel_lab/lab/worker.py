@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -169,6 +170,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Loaded before its turn; what is loaded later would be loaded while the device is held.
     import torch._inductor.compile_fx
 
+    for load_peer in case.peers.values():
+        # Which of them cannot be had is told where they are timed.
+        with contextlib.suppress(Exception):
+            load_peer()
     if not sys.stdin.readline():
         # Whoever started this process is gone.
         return 1

@@ -121,6 +121,9 @@ class Bench:
     def warm_up(self, subjects: Sequence[Subject]) -> None:
         """Nothing here has a clock speed."""
 
+    def settle(self, subjects: Sequence[Subject]) -> None:
+        """Nothing here allocates."""
+
     def time(self, subjects: Sequence[Subject], regime: str, samples: int) -> dict[str, Window]:
         """Samples of each subject on a lattice of 32 ns."""
         return {subject.name: self._window(subject, samples) for subject in subjects}

@@ -414,6 +414,7 @@ def test_row_times_dense_weight(n: int, k: int, biased: bool, dtype: torch.dtype
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("paged", [False, True])
 def test_step_is_one_graph_that_waits_for_nothing(monkeypatch: pytest.MonkeyPatch, paged: bool) -> None:
     """Replayed steps launch no kernel from the host, synchronise nothing, and go from one graph on to the next."""

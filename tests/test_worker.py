@@ -298,6 +298,27 @@ def test_f80_retries_are_bounded_and_end_in_an_error(device: Device, monkeypatch
     assert taken == 3
 
 
+def test_memory_taken_by_a_regimes_first_calls_throws_no_window_away(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The calls that fill the allocator's cache again, which a graph has emptied, come before the first attempt."""
+    done = {"settle": 0, "time": 0}
+
+    def counting(name: str, ordinary: Any) -> Any:
+        def counted(self: Bench, *arguments: Any) -> Any:
+            done[name] += 1
+            return ordinary(self, *arguments)
+
+        return counted
+
+    for name in done:
+        monkeypatch.setattr(Bench, name, counting(name, getattr(Bench, name)))
+    # The first calls take memory from the device, later ones find it in the cache.
+    monkeypatch.setattr(worker, "_disturbances", lambda: {"device allocations": min(done["settle"], 1)})
+    measured(monkeypatch, RIGHT, {"cold_clean": 2})
+    assert done["time"] == 1
+
+
 def test_f80_a_run_that_was_throttled_throughout_has_no_time(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an unflagged sample the cell is invalid and says so; it does not pass empty."""
     device.reasons = ("thermal",)

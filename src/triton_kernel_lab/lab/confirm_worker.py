@@ -121,6 +121,7 @@ def _undisturbed(
 ) -> dict[str, Window]:
     """Time until nothing was compiled or allocated meanwhile; a disturbed attempt is thrown away."""
     for _ in range(_ATTEMPTS):
+        bench.settle(subjects)
         before = _disturbances(versions)
         windows = bench.time(subjects, regime, count)
         after = _disturbances(versions)

@@ -89,16 +89,22 @@ class Bench:
                 self._sample(subject, "warm", rounds)
             rounds += 1
 
+    def settle(self, subjects: Sequence[Subject]) -> None:
+        """Call every subject and wait: what a call takes from the allocator is taken here, not in a window.
+
+        Capturing a graph empties the allocator's cache.
+        """
+        for subject in subjects:
+            for _ in range(3):
+                subject.call(*subject.sets[0])
+        torch.cuda.synchronize()
+
     def time(self, subjects: Sequence[Subject], regime: str, samples: int) -> dict[str, Window]:
         """Samples of every subject, interleaved; the order reverses from block to block.
 
         A subject whose sample takes longer than 5 ms gets fewer of them, in the first blocks.
         """
-        # Capturing a graph empties the allocator's cache: what a call needs is taken here, not in a window.
-        for subject in subjects:
-            for _ in range(3):
-                subject.call(*subject.sets[0])
-        torch.cuda.synchronize()
+        self.settle(subjects)
         if regime == "graph":
             return self._time_graphs(subjects, samples)
         if regime == "call":

@@ -76,6 +76,7 @@ def _undisturbed(bench: Bench, subjects: list[Subject], regime: str, count: int)
     """
     changed: dict[str, int] = {}
     for _ in range(_ATTEMPTS):
+        bench.settle(subjects)
         before = _disturbances()
         windows = bench.time(subjects, regime, count)
         # A graph takes memory of its own when it is captured, before its first sample.

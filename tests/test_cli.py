@@ -129,6 +129,13 @@ def test_the_commands_are_the_stages_and_the_tools() -> None:
     assert set(COMMANDS) == stages | tools
 
 
+@pytest.mark.parametrize(("name", "option"), [("gate", "output"), ("history", "plot"), ("export", "output")])
+def test_help_says_that_missing_folders_are_made(name: str, option: str) -> None:
+    """Each command that writes where it is told treats a missing folder alike, and says how."""
+    parameters = {parameter.name: parameter.help for parameter in COMMANDS[name].params}
+    assert parameters[option].endswith("; folders that are missing are made.")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_and_parameter_is_documented(name: str) -> None:
     """Help says what a command does and what each of its parameters is."""
@@ -233,6 +240,16 @@ def test_a_gpus_stages_refuse_a_host_without_one(
     assert f"runner {project.runner} needs its GPU, found no CUDA device" in sentence
     assert "make repro" in sentence
     assert files(project.root) == before
+
+
+@pytest.mark.parametrize(
+    "line", ["correctness nope", "timing nope", "counters nope", "tune nope", "noise --kernel nope"]
+)
+def test_an_unknown_kernel_is_named_before_a_missing_gpu(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    """What a GPU would not mend is said without one."""
+    assert refused(monkeypatch, capsys, line) == (1, f"kernel nope: expected one of {KNOWN}.")
 
 
 def test_another_gpu_than_the_runner_is_refused(

@@ -17,7 +17,7 @@ import synthetic
 import torch
 from operator_checks import DEVICE
 
-from triton_kernel_lab import artifacts, decode_e2e
+from triton_kernel_lab import artifacts, decode_e2e, sources
 from triton_kernel_lab.analysis import decode_e2e as figures
 from triton_kernel_lab.analysis import verify
 from triton_kernel_lab.artifacts import Artifact
@@ -510,6 +510,30 @@ def test_the_artifact_keeps_cells_and_is_verified(project: Project, played: list
     )
 
 
+def test_an_artifact_of_other_sources_is_called_stale(project: Project, played: list[tuple[int, int]]) -> None:
+    """With another digest of sources in it results.md, README, page and verify say so; the artifact stays sound."""
+    path = decode_e2e.run(project, request())
+    places = (project.reports / "results.md", project.reports / "index.html", project.root / "README.md")
+    synthetic.run_pure_stages(project)
+    assert sources.stale(project) == []
+    assert not any("Stale:" in place.read_text(encoding="utf-8") for place in places)
+    # A stale one may name the record of the machine before, too.
+    planted = {"source_sha256": "0" * 64}
+    synthetic.edit(path, lambda artifact: artifact["producer"].update(planted))
+    synthetic.edit(path, lambda artifact: artifact["inputs"][0].update(sha256="0" * 64))
+    assert sources.stale(project) == [
+        f"artifacts/{project.runner}/decode_e2e.json: its sources changed since; run `python benchmarks/decode_e2e.py`."
+    ]
+    assert any("results.md" in problem for problem in verify.run(project))
+    synthetic.run_pure_stages(project)
+    assert verify.run(project) == []
+    results, page, text = (place.read_text(encoding="utf-8") for place in places)
+    said = "**Stale:** the sources of `decode_e2e` have changed since; `python benchmarks/decode_e2e.py` on this GPU"
+    assert said in results
+    assert said in readme.extract(text, name="decode")
+    assert "<strong>Stale:</strong> the sources of <code>decode_e2e</code> have changed since" in page
+
+
 def test_cells_of_the_same_code_stay_and_of_other_code_do_not(
     project: Project, played: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -518,7 +542,7 @@ def test_cells_of_the_same_code_stay_and_of_other_code_do_not(
     decode_e2e.run(project, request(batches=(1,), contexts=(1024, 8192)))
     cells = artifacts.read(path)["cells"]
     assert [(cell["batch"], cell["context"]) for cell in cells] == [(1, 1024), (8, 1024), (1, 8192)]
-    monkeypatch.setattr(decode_e2e, "module_digest", lambda *names: "0" * 64)
+    monkeypatch.setattr(decode_e2e, "tool_digest", lambda *names: "0" * 64)
     decode_e2e.run(project, request(batches=(1,)))
     assert [(cell["batch"], cell["context"]) for cell in artifacts.read(path)["cells"]] == [(1, 1024)]
 

@@ -213,6 +213,17 @@ def test_the_command_writes_the_same_bytes_each_time(
         json.loads(paths[0].read_text())
 
 
+def test_a_place_that_cannot_be_written_is_one_sentence(
+    found: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A file where a folder should be is named with the output, and ends with 1."""
+    monkeypatch.chdir(found.root)
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    output = tmp_path / "file/x.csv"
+    assert call(monkeypatch, "export", "--format", "csv", "--output", str(output)) == 1
+    assert capsys.readouterr().err.startswith(f"error: {output}: cannot be written: ")
+
+
 def test_an_unknown_form_is_one_sentence(
     found: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

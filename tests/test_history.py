@@ -164,6 +164,20 @@ def test_a_cell_or_a_history_that_is_not_there_is_one_sentence(repo: Repo) -> No
     assert history.parse_cell(" 2048x4096  bfloat16 cold_clean") == CELL
 
 
+def test_an_unknown_kernel_is_named_with_those_of_tree_and_history(repo: Repo) -> None:
+    """A kernel that neither has gets the sentence of every command; one of the past is among the known."""
+    measured(repo, 12_000, "1")
+    derived = roofline({("gone", *CASE[1:]): 9_000})
+    repo.commit({f"{FOLDER}/roofline.json": artifacts.dumps(derived)})
+    (found,), _ = history.run(project(repo.root), "gone", CELL)
+    assert len(found.points) == 1
+    known = ", ".join([*project(repo.root).kernels, "gone"])
+    with pytest.raises(HistoryError, match=rf"^kernel nope: expected one of {known}\.$"):
+        history.run(project(repo.root), "nope")
+    with pytest.raises(HistoryError, match=r"^swiglu: expected regime cold_clean in the history, found none\.$"):
+        history.run(project(repo.root), "swiglu")
+
+
 # The picture.
 
 SHOWN = [

@@ -22,6 +22,8 @@ from triton_kernel_lab.sources import (
     stage_sources,
     stale,
     stale_measurements,
+    stale_tools,
+    tool_digest,
 )
 
 PACKAGE = "src/triton_kernel_lab"
@@ -247,6 +249,37 @@ def test_a_broken_artifact_is_not_called_stale(root: Path, text: str) -> None:
     found.artifacts.mkdir(parents=True)
     (found.artifacts / "roofline.json").write_bytes(text.encode("latin-1"))
     assert stale(found) == []
+
+
+def test_the_sources_of_a_whole_model_are_driver_measurement_and_integration(root: Path) -> None:
+    """An edit of any of them, or of what they import, makes another digest; one of what prints does not."""
+    write(root, "decode_e2e.py", "from triton_kernel_lab.console import say\nfrom . import plain\n")
+    for name in ("console", "endtoend/measure", "integrations/transformers/__init__", "integrations/transformers/_one"):
+        write(root, f"{name}.py", "")
+    seen = {tool_digest(root, "decode_e2e")}
+    for name in ("console", "integrations/transformers/__init__"):
+        write(root, f"{name}.py", "a = 1\n")
+        assert tool_digest(root, "decode_e2e") in seen
+    names = ("decode_e2e", "plain", "endtoend/measure", "integrations/transformers/_one")
+    for count, name in enumerate((*names, "integrations/transformers/_two"), start=2):
+        write(root, f"{name}.py", "import triton_kernel_lab.plain\n" if name != "plain" else "a = 1\n")
+        seen.add(tool_digest(root, "decode_e2e"))
+        assert len(seen) == count
+
+
+def test_an_artifact_of_a_command_is_stale_by_its_own_sources(root: Path) -> None:
+    """It is named with the command that makes it again, and is no stage that DVC could run."""
+    for name in ("decode_e2e", "endtoend/measure"):
+        write(root, f"{name}.py", "")
+    found = project(root)
+    record(found.artifacts / "decode_e2e.json", tool_digest(root, "decode_e2e"))
+    assert stale_tools(found) == []
+    write(root, "endtoend/measure.py", "import time\n")
+    assert stale_tools(found) == ["decode_e2e"]
+    assert stale_measurements(found) == []
+    assert stale(found) == [
+        "artifacts/nvidia-h200/decode_e2e.json: its sources changed since; run `python benchmarks/decode_e2e.py`."
+    ]
 
 
 def test_every_stage_of_the_checkout_has_its_entries() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from triton_kernel_lab.report import summary
 from triton_kernel_lab.report.losses import losses
+from triton_kernel_lab.report.site import facts
 
 QUANTUM_NS = 32
 
@@ -40,6 +41,16 @@ def test_a_row_has_the_median_and_the_extremes_of_each_time() -> None:
     (row,) = summary.rows(roofline(cell(100, 50), cell(100, 100), cell(100, 200), cell(100, 300, "call")))
     assert summary.span(row.speedups["device"]) == "1.000x (0.500x to 2.000x)"
     assert (summary.span(row.speedups["call"]), summary.span(row.speedups["graph"])) == ("3.000x", "-")
+
+
+def test_of_an_even_number_the_median_is_the_lower_and_the_tables_say_so() -> None:
+    """Of 1x, 2x, 4x and 8x it is 2x, one that was observed; README and page say which of the two it is."""
+    found = roofline(*(cell(100, 100 * ratio) for ratio in (1, 2, 4, 8)))
+    (row,) = summary.rows(found)
+    assert summary.span(row.speedups["device"]) == "2.000x (1.000x to 8.000x)"
+    assert summary.metrics(found)["median_speedup_over_torch_compile"] == {"device": 2.0}
+    assert "the lower of the two in the middle" in summary.MEDIAN_NOTE
+    assert summary.MEDIAN_NOTE in facts.kernels(found)
 
 
 def test_a_tie_is_not_lost_and_a_missing_time_is_no_race() -> None:

@@ -57,6 +57,15 @@ def test_the_gpu_workflow_measures_judges_and_then_commits() -> None:
     assert "|| true" not in said
 
 
+def test_what_was_measured_is_kept_when_it_is_not_pushed() -> None:
+    """After a gate that does not pass, or a run that is ended, the files that would be committed are uploaded."""
+    *_, last = steps("gpu.yml")
+    assert last["if"] == "failure() || cancelled()"
+    assert last["uses"].startswith("actions/upload-artifact@")
+    (added,) = (line for line in commands("gpu.yml") if line.startswith("git add "))
+    assert last["with"]["path"].split() == added.split()[2:]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_no_input_is_pasted_into_a_shell(name: str) -> None:
     """What a person types reaches a script as a variable, never as part of it."""

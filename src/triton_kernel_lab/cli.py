@@ -48,7 +48,9 @@ def bench(
     kernel: Annotated[list[str] | None, typer.Option(help="Kernel to measure; repeat for several.")] = None,
     shape: Annotated[list[str] | None, typer.Option(help="Shape such as 128x1024; repeat for several.")] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="float16, bfloat16 or float32; repeat for several.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Where the JSON report goes.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Where the JSON report goes; folders that are missing are made.")
+    ] = None,
     cache_mode: Annotated[CacheMode, typer.Option(help="cold sweeps the L2 before each sample.")] = CacheMode.cold,
     samples: Annotated[int, typer.Option(min=1, help="Samples of each candidate.")] = 500,
     warmup_ms: Annotated[int, typer.Option(min=1, help="Milliseconds of the real loop before timing.")] = 100,

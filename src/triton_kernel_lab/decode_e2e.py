@@ -23,7 +23,7 @@ from triton_kernel_lab.analysis.inputs import read_one
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.console import device_project
 from triton_kernel_lab.project import Project
-from triton_kernel_lab.sources import module_digest
+from triton_kernel_lab.sources import tool_digest
 
 if TYPE_CHECKING:
     from triton_kernel_lab.endtoend.measure import Protocol
@@ -36,7 +36,6 @@ Log = Callable[[str], None]
 _BATCHES, _CONTEXTS = (1, 8), (1024, 8192)
 _SECONDS = 240
 _WEIGHTS_SEED = 0
-_PACKAGE = Path(__file__).parent
 
 
 class DecodeError(ValueError):
@@ -104,7 +103,7 @@ def _head(project: Project) -> Artifact:
         "producer": {
             "package": "triton-kernel-lab",
             "version": __version__,
-            "source_sha256": module_digest(project.root, *_sources()),
+            "source_sha256": tool_digest(project.root, "decode_e2e"),
             **git,
         },
         "inputs": [
@@ -113,13 +112,6 @@ def _head(project: Project) -> Artifact:
         ],
         "runner": project.runner,
     }
-
-
-def _sources() -> list[str]:
-    """Where the code that is measured is entered; the walk over imports stops at a package's __init__.py."""
-    folder = _PACKAGE / "integrations/transformers"
-    modules = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
-    return ["decode_e2e.py", "endtoend/measure.py", *(path.relative_to(_PACKAGE).as_posix() for path in modules)]
 
 
 def _nothing(reason: str) -> Artifact:

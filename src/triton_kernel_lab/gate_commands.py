@@ -68,7 +68,9 @@ def gate(
     rename: Annotated[list[str] | None, typer.Option(help="old=new of a renamed kernel; repeat for several.")] = None,
     regime: Annotated[list[str] | None, typer.Option(help="Regime to judge; repeat for several.")] = None,
     strict: Annotated[bool, typer.Option(help="End with 4 if a cell is ambiguous.")] = False,
-    output: Annotated[Path | None, typer.Option(help="Where the JSON verdict goes.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Where the JSON verdict goes; folders that are missing are made.")
+    ] = None,
     confirm: Annotated[
         bool, typer.Option("--confirm", help="Time both commits' kernels in turns on this GPU.")
     ] = False,
@@ -121,7 +123,9 @@ def rebaseline(
 def history(
     kernel: Annotated[str, typer.Option(help="A kernel of past or present, such as rms_norm.")],
     cell: Annotated[str | None, typer.Option(help='A cell such as "2048x4096 bfloat16 cold_clean".')] = None,
-    plot: Annotated[Path | None, typer.Option(help="Where a picture of it goes, as SVG.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Where a picture of it goes, as SVG; folders that are missing are made.")
+    ] = None,
 ) -> None:
     """Print a kernel's times by commit, and where the machine or the stack changed."""
     from triton_kernel_lab import artifacts

@@ -28,6 +28,8 @@ __all__ = [
     "stage_sources",
     "stale",
     "stale_measurements",
+    "stale_tools",
+    "tool_digest",
 ]
 
 _PACKAGE = "triton_kernel_lab"
@@ -58,10 +60,20 @@ KERNEL_STAGES = tuple(stage for stage, entries in STAGES.items() if _CASE in ent
 # What only the runner can make again.
 _MEASURED = frozenset({"environment", "ceilings", "correctness", "timing", "counters"})
 
-# These serialise artifacts and locate files; no edit of theirs can change a number, and with them in
-# the digest a new schema check would ask for a new measurement. Nor does the walk ever reach an
-# __init__.py, which holds names only: a package's name is no file's.
-_NOT_SOURCES = frozenset({"artifacts.py", "project.py", "registry.py", "revisions.py", "sources.py"})
+# What no stage but a command of its own measures, by the name of its artifact: where its code is
+# entered, a star for each module of a folder, and the command. The walk ends at a package's
+# __init__.py, so the modules behind one are entries themselves.
+_TOOLS: dict[str, tuple[tuple[str, ...], str]] = {
+    "decode_e2e": (
+        ("decode_e2e.py", "endtoend/measure.py", "integrations/transformers/*.py"),
+        "python benchmarks/decode_e2e.py",
+    ),
+}
+
+# These print, serialise artifacts and locate files; no edit of theirs can change a number, and with
+# them in the digest a new schema check would ask for a new measurement. Nor does the walk ever reach
+# an __init__.py, which holds names only: a package's name is no file's.
+_NOT_SOURCES = frozenset({"artifacts.py", "console.py", "project.py", "registry.py", "revisions.py", "sources.py"})
 
 # Sets the files of another package, named from the folder that holds it, apart from ours.
 _OTHER = ":"
@@ -130,6 +142,18 @@ def module_digest(root: Path, *names: str) -> str:
     return _digest(code, _closure(code, list(names)))
 
 
+def tool_digest(root: Path, kind: str) -> str:
+    """The same digest of what a command measures that is no stage, such as ``decode_e2e``.
+
+    Raises:
+        SourceError: a module that the command is entered by is missing.
+    """
+    package, (entries, _) = _package(root), _TOOLS[kind]
+    found = [path.relative_to(package).as_posix() for entry in entries if "*" in entry for path in package.glob(entry)]
+    found = [name for name in found if not name.endswith("/__init__.py")]
+    return module_digest(root, *(entry for entry in entries if "*" not in entry), *found)
+
+
 def _stage(root: Path, stage: str, kernel: str | None) -> tuple[_Code, list[str]]:
     """Where a stage's sources lie, and their names."""
     entries, package = _entries(stage, kernel), _package(root)
@@ -167,6 +191,9 @@ def stale(project: Project) -> list[str]:
         where, (_, _, kernel) = path.relative_to(project.root).as_posix(), target.partition("@")
         of_kernel = f" of kernel {kernel}" if kernel else ""
         sentences.append(f"{where}: stage {stage}{of_kernel}: its sources changed since; run `dvc repro {target}`.")
+    for kind in stale_tools(project):
+        where = _tool_path(project, kind).relative_to(project.root).as_posix()
+        sentences.append(f"{where}: its sources changed since; run `{_TOOLS[kind][1]}`.")
     return sentences
 
 
@@ -183,6 +210,17 @@ def _stale(project: Project, stages: Collection[str] = tuple(STAGES)) -> Iterato
 def stale_measurements(project: Project) -> list[str]:
     """The stages, as DVC names them, whose measured artifacts other sources made than the tree holds."""
     return [target for _, target, _ in _stale(project, _MEASURED)]
+
+
+def stale_tools(project: Project) -> list[str]:
+    """The artifacts of the runner, by kind, that a command which is no stage made of other sources."""
+    present = [kind for kind in _TOOLS if _tool_path(project, kind).is_file()]
+    recorded = {kind: _recorded_digest(_tool_path(project, kind)) for kind in present}
+    return [kind for kind, digest in recorded.items() if digest and digest != tool_digest(project.root, kind)]
+
+
+def _tool_path(project: Project, kind: str) -> Path:
+    return project.artifacts / f"{kind}.json"
 
 
 def _package(root: Path) -> Path:

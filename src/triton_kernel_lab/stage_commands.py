@@ -58,45 +58,48 @@ def ceilings() -> None:
 
 def correctness(kernel: KernelArgument) -> None:
     """Stage: check one kernel against its float64 oracle; exit 2 if it is wrong."""
-    project = device_project()
+    name, project = known(kernel), device_project()
     from triton_kernel_lab.lab import correctness as stage
 
     with progress("correctness") as log:
-        stage.run(project, known(kernel), log)
+        stage.run(project, name, log)
 
 
 def timing(kernel: KernelArgument) -> None:
     """Stage: time one kernel that passed its correctness stage."""
-    project = device_project()
+    name, project = known(kernel), device_project()
     from triton_kernel_lab.lab import timing as stage
 
     with progress("timing") as log:
-        stage.run(project, known(kernel), log)
+        stage.run(project, name, log)
 
 
 def counters(kernel: KernelArgument) -> None:
     """Stage: count one kernel's DRAM traffic with Nsight Compute, or say why that cannot be."""
-    project = device_project()
+    name, project = known(kernel), device_project()
     from triton_kernel_lab.lab import counters as stage
 
     with progress("counters") as log:
-        stage.run(project, known(kernel), log)
+        stage.run(project, name, log)
 
 
 def tune(kernel: KernelArgument) -> None:
     """Measure launch configurations on this GPU and write the kernel's launch table."""
-    project = device_project()
+    name, project = known(kernel), device_project()
     if project.runner == "cpu":
         raise ProjectError("tune: runner cpu has no launch configurations to measure; set `runner` to a GPU's name.")
     from triton_kernel_lab.lab import tune as stage
 
-    say(f"wrote {stage.run(project, known(kernel), say)}")
+    say(f"wrote {stage.run(project, name, say)}")
 
 
 def nsight(
     kernel: Annotated[str, typer.Option(help="Kernel to look into, by any of its names.")],
     shape: Annotated[str, typer.Option(help="Its shape, such as 128x1024.")],
-    output: Annotated[Path, typer.Option(help="Where .json, .ncu-rep and .txt go, without a suffix.")],
+    output: Annotated[
+        Path,
+        typer.Option(help="Where .json, .ncu-rep and .txt go, without a suffix; folders that are missing are made."),
+    ],
     dtype: Annotated[str, typer.Option(help="float16, bfloat16 or float32.")] = "bfloat16",
 ) -> None:
     """Profile one cold call with Nsight Compute: its report, its details as text, its counts as JSON."""
@@ -141,9 +144,9 @@ def noise(
         project = find_project()
         written = tool.from_folders(project, folders)
     else:
-        project = device_project()
+        names, project = [known(name) for name in kernel or ()], device_project()
         with progress("noise") as log:
-            written = tool.measure(project, sessions, [known(name) for name in kernel or ()], log)
+            written = tool.measure(project, sessions, names, log)
     say(f"wrote {written.relative_to(project.root)}; {_AGAIN}")
 
 
@@ -184,7 +187,7 @@ def readme() -> None:
 
 def export(
     form: Annotated[str, typer.Option("--format", help="conbench, nvbench, csv or parquet.")],
-    output: Annotated[Path, typer.Option(help="Where the file goes.")],
+    output: Annotated[Path, typer.Option(help="Where the file goes; folders that are missing are made.")],
 ) -> None:
     """Write the tracked results in another program's form; measures nothing."""
     from triton_kernel_lab.export import stage

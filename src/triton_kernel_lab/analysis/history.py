@@ -58,13 +58,14 @@ class Series:
 
 @dataclass(frozen=True)
 class _Version:
-    """What one commit holds: the kernel's cells, its raw samples' digest and the machine."""
+    """What one commit holds: the kernel's cells, its raw samples' digest, the machine, and which kernels it timed."""
 
     date: str
     commit: str
     raw: str | None
     environment: Artifact
     cells: Mapping[Cell, Figures]
+    kernels: tuple[str, ...]
 
 
 def parse_cell(text: str) -> Cell:
@@ -87,12 +88,14 @@ def run(project: Project, kernel: str, cell: Cell | None = None) -> tuple[list[S
         history that is not here.
 
     Raises:
-        HistoryError: no commit holds such a cell of this kernel.
+        HistoryError: neither tree nor history has the kernel, or no commit holds such a cell of it.
         RevisionError: git cannot answer.
     """
     versions, problems = _versions(project, kernel)
     names = sorted({name for version in versions for name in version.cells}, key=_order)
     wanted = [name for name in names if name == cell or (cell is None and name[2] == "cold_clean")]
+    if not names and kernel not in (known := list(dict.fromkeys([*project.kernels, *_held(versions)]))):
+        raise HistoryError(f"kernel {kernel}: expected one of {', '.join(known)}.")
     if not wanted:
         held = ", ".join(" ".join(name) for name in names) or "; ".join(problems) or "none"
         asked = " ".join(cell) if cell else "regime cold_clean"
@@ -100,6 +103,11 @@ def run(project: Project, kernel: str, cell: Cell | None = None) -> tuple[list[S
     if revisions.is_shallow(project.root):
         problems.append("shallow: fetch more history (`git fetch --unshallow`) to see what lies before")
     return [Series(kernel, name, tuple(_points(versions, name))) for name in wanted], problems
+
+
+def _held(versions: Sequence[_Version]) -> list[str]:
+    """The kernels that some commit timed: one of the past is known, too."""
+    return sorted({name for version in versions for name in version.kernels})
 
 
 def _order(cell: Cell) -> tuple[tuple[int, ...], str, str]:
@@ -126,18 +134,21 @@ def _version(commit: str, seconds: int, pair: tuple[bytes | None, bytes | None],
     where, (environment, roofline) = commit[:12], pair
     if environment is None or roofline is None:
         raise ArtifactError(f"{where}: expected environment.json and roofline.json, found one of them.")
-    raw, cells = _figures(roofline, f"{where}:roofline.json", kernel, timing)
+    raw, cells, kernels = _figures(roofline, f"{where}:roofline.json", kernel, timing)
     return _Version(
         date=datetime.fromtimestamp(seconds, UTC).date().isoformat(),
         commit=commit,
         raw=raw,
         environment=artifacts.parse(environment, f"{where}:environment.json", "environment"),
         cells=cells,
+        kernels=kernels,
     )
 
 
-def _figures(data: bytes, where: str, kernel: str, timing: str) -> tuple[str | None, dict[Cell, Figures]]:
-    """The digest of a kernel's raw samples, and the figures of each of its cells.
+def _figures(
+    data: bytes, where: str, kernel: str, timing: str
+) -> tuple[str | None, dict[Cell, Figures], tuple[str, ...]]:
+    """The digest of a kernel's raw samples, the figures of each of its cells, and the kernels that there are.
 
     Checked is what a series shows, not the whole schema: that takes a second a
     commit, and would refuse what an older version of the lab wrote.
@@ -148,7 +159,9 @@ def _figures(data: bytes, where: str, kernel: str, timing: str) -> tuple[str | N
             raise ValueError(f"kind and version are {found}")
         raw = {record["path"]: record["sha256"] for record in whole["inputs"]}
         cells = [cell for cell in whole["cells"] if cell["kernel"] == kernel]
-        return raw.get(timing), {(cell["shape"], cell["dtype"], cell["regime"]): _figure(cell) for cell in cells}
+        kernels = tuple(dict.fromkeys(cell["kernel"] for cell in whole["cells"]))
+        figures = {(cell["shape"], cell["dtype"], cell["regime"]): _figure(cell) for cell in cells}
+        return raw.get(timing), figures, kernels
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArtifactError(f"{where}: $: expected a roofline of version 1, found another thing ({error}).") from error
 

@@ -24,6 +24,7 @@ from triton_kernel_lab.report.figures import points, svg
 from triton_kernel_lab.report.figures import stage as figures
 from triton_kernel_lab.report.site import page
 from triton_kernel_lab.report.site import stage as site
+from triton_kernel_lab.sources import stale_tools
 
 __all__ = ["Raw", "differing"]
 
@@ -55,7 +56,7 @@ def differing(project: Project, raw: Raw) -> Iterator[str]:
         return
     yield from _too_fast(project, raw, derived)
     yield from _json(project, project.artifacts / "roofline.json", derived, "roofline")
-    text = tables.render(raw.environment, derived, raw.correctness, raw.extras)
+    text = tables.render(raw.environment, derived, raw.correctness, raw.extras, stale_tools(project))
     yield from _text(project, project.reports / "results.md", text)
     yield from _json(project, project.reports / "metrics.json", tables.metrics(derived), "tables")
     sources = svg.Sources(raw.environment, derived, raw.timings)
@@ -161,14 +162,15 @@ def _site(project: Project, raw: Raw, derived: Artifact) -> Iterator[str]:
         yield str(error)
         return
     made_from = (raw.environment, raw.ceilings, derived, raw.correctness, raw.timings, raw.counters)
-    sources = page.Sources(*made_from, pictures, verdict, raw.extras.get("decode_e2e"))
+    decoded, stale = raw.extras.get("decode_e2e"), "decode_e2e" in stale_tools(project)
+    sources = page.Sources(*made_from, pictures, verdict, decoded, stale)
     yield from _text(project, project.reports / "index.html", page.render(sources), "site")
 
 
 def _readme(project: Project, raw: Raw, derived: Artifact) -> Iterator[str]:
     """The generated blocks of each page that holds some."""
     try:
-        made = readme.blocks(raw.environment, derived, flowchart.read(project.root), raw.extras)
+        made = readme.blocks(raw.environment, derived, flowchart.read(project.root), raw.extras, stale_tools(project))
     except flowchart.FlowchartError as error:
         yield str(error)
         return

@@ -21,7 +21,7 @@ from triton_kernel_lab.analysis.inputs import EXTRAS
 from triton_kernel_lab.analysis.locator import find_edit
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project
-from triton_kernel_lab.sources import stale_measurements
+from triton_kernel_lab.sources import stale_measurements, stale_tools
 
 __all__ = ["run"]
 
@@ -159,7 +159,8 @@ def _consumers(tree: _Tree, name: str, digest: str) -> Mapping[str, Artifact]:
     """
     if name != tree.name("environment"):
         return tree.found
-    old = {tree.name(target.replace("@", "/")) for target in stale_measurements(tree.project)}
+    targets = [*stale_measurements(tree.project), *stale_tools(tree.project)]
+    old = {tree.name(target.replace("@", "/")) for target in targets}
     fresh = {consumer: artifact for consumer, artifact in tree.found.items() if consumer not in old}
     record = {"path": name, "sha256": digest}
     vouching = any(record in fresh[raw]["inputs"] for raw in tree.raw_names() if raw in fresh)

@@ -9,7 +9,7 @@ from typing import Any
 
 from triton_kernel_lab import artifacts
 from triton_kernel_lab.export import conbench, flat, nvbench
-from triton_kernel_lab.export.source import load
+from triton_kernel_lab.export.source import Source, load
 from triton_kernel_lab.project import Project
 
 __all__ = ["ExportError", "Form", "write"]
@@ -33,28 +33,33 @@ def write(project: Project, form: Form, output: Path) -> int:
 
     Raises:
         ArtifactError, InputError: an artifact is missing or not sound.
-        ExportError: nothing was measured, or Parquet is wanted without pyarrow.
+        ExportError: nothing was measured, Parquet is wanted without pyarrow, or ``output`` cannot be written.
     """
     source = load(project)
     cells = len(source.roofline["cells"])
     if not cells:
         raise ExportError(f"runner {project.runner}: expected timed cells, found none: {source.roofline['reason']}.")
-    if form is Form.parquet:
-        _parquet(source, output)
-    elif form is Form.csv:
-        artifacts.write_text(output, flat.as_csv(source))
-    else:
-        artifacts.write_text(
-            output, _json(conbench.render(source) if form is Form.conbench else nvbench.render(source))
-        )
+    try:
+        if form is Form.parquet:
+            _parquet(source, output)
+        else:
+            artifacts.write_text(output, _text(source, form))
+    except OSError as error:
+        raise ExportError(f"{output}: cannot be written: {error.strerror}.") from error
     return cells
+
+
+def _text(source: Source, form: Form) -> str:
+    if form is Form.csv:
+        return flat.as_csv(source)
+    return _json(conbench.render(source) if form is Form.conbench else nvbench.render(source))
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
-def _parquet(source: Any, output: Path) -> None:
+def _parquet(source: Source, output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
         flat.write_parquet(source, str(output))

@@ -30,7 +30,7 @@ _GRAPH_CALLS = 512
 _SLOW_NS = 5_000_000
 _FEWEST = 5
 # What the calls of one sample of the host may keep the device busy with.
-_CALLS_NS = 20_000_000
+_CALLS_NS = 10_000_000
 _LOW_CLOCK = 0.9
 # Clock cycles, some 75 us: with the sweep behind it longer than the enqueueing of most calls.
 _SHORTEST_SPIN = 150_000

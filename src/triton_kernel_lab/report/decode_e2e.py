@@ -26,6 +26,7 @@ _LABELS = {
     "torch_compile_reduce_overhead": "torch.compile reduce-overhead",
 }
 _MAKE = "`python benchmarks/decode_e2e.py`"
+_STALE = f" **Stale:** the sources of `decode_e2e` have changed since; {_MAKE} on this GPU measures it again."
 # The columns of the short table: a header, and whose times count; the best of them is shown.
 _GROUPS = {
     "Triton": ("triton_static", "triton_paged"),
@@ -36,14 +37,14 @@ _GROUPS = {
 }
 
 
-def section(found: Artifact | None) -> str:
-    """Every decoder of every cell; empty where nothing was ever measured."""
+def section(found: Artifact | None, *, stale: bool = False) -> str:
+    """Every decoder of every cell, and whether their sources are other ones now; empty where nothing was measured."""
     if found is None:
         return ""
     if found["status"] != "measured":
         return f"{_TITLE}\n\nNot measured: {found['reason']}."
     absent = missing(found)
-    parts = [_TITLE, conditions(found), table(HEADERS, rows(found))]
+    parts = [_TITLE, conditions(found, stale=stale), table(HEADERS, rows(found))]
     parts += [f"### Not timed\n\n{table(MISSING_HEADERS, absent)}"] if absent else []
     return "\n\n".join(parts)
 
@@ -83,8 +84,8 @@ def _row(cell: Mapping[str, Any], opponent: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def conditions(found: Artifact) -> str:
-    """The model, the software beside the environment's, and how the times were taken."""
+def conditions(found: Artifact, *, stale: bool = False) -> str:
+    """The model, the software beside the environment's, how the times were taken, and what they are worth."""
     model, protocol, ceiling = found["model"], found["protocol"], found["read_ceiling"]
     caveat = " Exploratory: made from a tree with uncommitted changes." if found["claim_kind"] == "exploratory" else ""
     return (
@@ -96,14 +97,16 @@ def conditions(found: Artifact) -> str:
         f"turns. The floor is the time in which the measured read ceiling, "
         f"{units.gigabytes_per_s(ceiling['bytes_per_s'])} GB/s, delivers weights and cache once. Greedy tokens are "
         f"those on which a decoder agrees with the float32 model; random weights make near ties.{caveat}"
+        f"{_STALE if stale else ''}"
     )
 
 
-def block(found: Artifact | None) -> str:
+def block(found: Artifact | None, *, stale: bool = False) -> str:
     """The README's table: a row a cell, the time a token of the best of each kind, and the floor. Pure.
 
     Args:
         found: the artifact ``decode_e2e`` of the runner, if there is one.
+        stale: its sources have changed since.
     """
     if found is None:
         return f"Not measured yet: {_MAKE} measures it on this runner."
@@ -111,7 +114,9 @@ def block(found: Artifact | None) -> str:
         return f"Not measured: {found['reason']}."
     headers = ["Batch", "Context", *(f"{name} (ms)" for name in _GROUPS), "Floor (ms)", "over floor"]
     headers += ["vs torch.compile", "INT4 vs torch.compile", "Triton tokens/s"]
-    return "\n\n".join([table(headers, [list(_short(cell)) for cell in found["cells"]]), conditions(found)])
+    return "\n\n".join(
+        [table(headers, [list(_short(cell)) for cell in found["cells"]]), conditions(found, stale=stale)]
+    )
 
 
 def _short(cell: Mapping[str, Any]) -> Iterator[str]:

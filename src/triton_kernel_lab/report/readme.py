@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from triton_kernel_lab.report import crossover, decode_e2e, flowchart, methodolo
 from triton_kernel_lab.report.labels import conditions, label, of_regime, p50_text, verdict
 from triton_kernel_lab.report.losses import Loss, losses
 from triton_kernel_lab.report.markdown import table
+from triton_kernel_lab.sources import stale_tools
 
 __all__ = ["BEGIN", "END", "NAMES", "PAGES", "ReadmeError", "block", "blocks", "extract", "inject", "run"]
 
@@ -38,7 +39,8 @@ def run(project: Project) -> None:
     """Replace the blocks of each page with the runner's results and the pipeline of dvc.yaml."""
     texts = {page: _read(project.root / page, names[0]) for page, names in PAGES.items()}
     environment, roofline = read_one(project, "environment"), read_one(project, "roofline")
-    made = blocks(environment, roofline, flowchart.read(project.root), read_extras(project, ("decode_e2e",)))
+    extras = read_extras(project, ("decode_e2e",))
+    made = blocks(environment, roofline, flowchart.read(project.root), extras, stale_tools(project))
     for page, text in texts.items():
         for name in PAGES[page]:
             text = inject(text, made[name], str(project.root / page), name)
@@ -90,6 +92,7 @@ def blocks(
     roofline: Artifact,
     stages: Mapping[str, Any],
     extras: Mapping[str, Artifact] | None = None,
+    stale: Collection[str] = (),
 ) -> dict[str, str]:
     """What belongs between the markers, by the names of ``PAGES``. Pure.
 
@@ -97,12 +100,13 @@ def blocks(
         environment, roofline: the runner's artifacts.
         stages: the stages of dvc.yaml.
         extras: holds the artifact ``decode_e2e``, if there is one.
+        stale: names it, if other sources made it than there are now.
     """
     return {
         "results": block(environment, roofline),
         "summary": _summary(environment, roofline),
         "losses": _losses(roofline),
-        "decode": decode_e2e.block((extras or {}).get("decode_e2e")),
+        "decode": decode_e2e.block((extras or {}).get("decode_e2e"), stale="decode_e2e" in stale),
         "pipeline": flowchart.render(stages),
         **methodology.blocks(environment, roofline),
     }
@@ -119,7 +123,10 @@ def _summary(environment: Artifact, roofline: Artifact) -> str:
         [row.kernel, *(summary.span(row.speedups[time]) for time in summary.TIMES), _won(row, "device")]
         for row in found
     ]
-    note = "Speedup over torch.compile, median of a kernel's cells (least to largest); fastest: no baseline is faster."
+    note = (
+        f"Speedup over torch.compile, median of a kernel's cells (least to largest); {summary.MEDIAN_NOTE}. "
+        "Fastest: no baseline is faster."
+    )
     crossed = "\n".join(f"- {sentence}" for sentence in crossover.sentences(roofline))
     return "\n\n".join(filter(None, [note, table(headers, rows), crossed, said]))
 

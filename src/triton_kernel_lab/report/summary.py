@@ -9,10 +9,14 @@ from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.report import units
 from triton_kernel_lab.report.labels import of_regime, p50_ns
 
-__all__ = ["TIMES", "Row", "fastest", "metrics", "rows", "span"]
+__all__ = ["MEDIAN_NOTE", "TIMES", "Row", "fastest", "metrics", "rows", "span"]
 
 TIMES = {"device": "cold_clean", "graph": "graph", "call": "call"}
 """The three times of a call that are told apart, and the regime in which each is measured."""
+
+# An observed value, as every p50 of the project is: no cell has the mean of two cells' speedups.
+MEDIAN_NOTE = "of an even number the median is the lower of the two in the middle"
+"""What a table of medians says below or above itself."""
 
 
 class Row(NamedTuple):
@@ -57,7 +61,7 @@ def _speedups(cells: Iterable[Mapping[str, Any]]) -> list[float]:
 
 
 def _median(ordered: Sequence[float]) -> float | None:
-    """The nearest-rank median: an observed value."""
+    """The nearest-rank median, of which ``MEDIAN_NOTE`` tells."""
     return ordered[(len(ordered) - 1) // 2] if ordered else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from triton_kernel_lab import artifacts
@@ -12,6 +12,7 @@ from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project
 from triton_kernel_lab.report import counted, crosscheck, crossover, decode_e2e, fused, memory, noise, sections
 from triton_kernel_lab.report.labels import conditions, find
+from triton_kernel_lab.sources import stale_tools
 
 __all__ = ["metrics", "render", "run"]
 
@@ -19,7 +20,7 @@ __all__ = ["metrics", "render", "run"]
 def run(project: Project) -> None:
     """Write ``reports/<runner>/results.md`` and ``reports/<runner>/metrics.json``."""
     environment, roofline = read_one(project, "environment"), read_one(project, "roofline")
-    text = render(environment, roofline, read_each(project, "correctness"), read_extras(project))
+    text = render(environment, roofline, read_each(project, "correctness"), read_extras(project), stale_tools(project))
     artifacts.write_text(project.reports / "results.md", text)
     artifacts.write_text(project.reports / "metrics.json", artifacts.dumps(metrics(roofline)))
 
@@ -29,15 +30,24 @@ def render(
     roofline: Artifact,
     correctness: Mapping[str, Artifact],
     extras: Mapping[str, Artifact] | None = None,
+    stale: Collection[str] = (),
 ) -> str:
-    """The whole of results.md; ``correctness`` holds one artifact a kernel, ``extras`` those of ``EXTRAS``. Pure."""
+    """The whole of results.md. Pure.
+
+    Args:
+        environment, roofline: the runner's artifacts.
+        correctness: one artifact a kernel.
+        extras: those of ``EXTRAS`` that there are.
+        stale: which of them other sources made than there are now.
+    """
     extras = extras or {}
     device = environment["device"]
     parts = [f"# Results: {device['name'] if device else environment['runner']}", conditions(environment, roofline)]
     for kernel, checked in correctness.items():
         parts += [f"## {kernel}", *_kernel(roofline, kernel), sections.correctness(checked)]
     parts += [memory.section(roofline), fused.section(roofline, correctness), crossover.section(roofline)]
-    parts += [decode_e2e.section(extras.get("decode_e2e")), counted.section(roofline.get("counters", ()))]
+    parts.append(decode_e2e.section(extras.get("decode_e2e"), stale="decode_e2e" in stale))
+    parts.append(counted.section(roofline.get("counters", ())))
     parts += [crosscheck.section(extras.get("crosscheck")), noise.section(extras.get("noise_floor"))]
     parts += ["## Conditions", sections.environment(environment)]
     if roofline["ceilings"]:

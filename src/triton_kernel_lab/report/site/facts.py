@@ -9,7 +9,7 @@ from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.report import decode_e2e, summary, units
 from triton_kernel_lab.report.labels import label
 from triton_kernel_lab.report.losses import losses
-from triton_kernel_lab.report.site.markup import code, esc, table
+from triton_kernel_lab.report.site.markup import code, esc, prose, table
 
 __all__ = ["counters", "environment", "gate", "kernels", "lost", "method", "model", "tiles"]
 
@@ -51,7 +51,8 @@ def kernels(roofline: Artifact) -> str:
     ]
     headers = ["Kernel", *(f"{time}, over torch.compile" for time in summary.TIMES)]
     headers += [f"fastest, {time}" for time in summary.TIMES]
-    return table(headers, rows, "Median speedup (least to largest), and cells in which no baseline is faster")
+    caption = "Median speedup (least to largest), and cells in which no baseline is faster"
+    return table(headers, rows, f"{caption}; {summary.MEDIAN_NOTE}")
 
 
 def lost(roofline: Artifact) -> str:
@@ -75,17 +76,18 @@ def lost(roofline: Artifact) -> str:
     return table(headers, rows, "Cells in which a baseline is faster") if rows else "<p>No cell is lost.</p>"
 
 
-def model(found: Artifact | None) -> str:
+def model(found: Artifact | None, *, stale: bool = False) -> str:
     """Every decoder of the whole model: its times, the floor beside them, and who has none.
 
     Args:
         found: the artifact ``decode_e2e``, if there is one.
+        stale: its sources have changed since.
     """
     if found is None or found["status"] != "measured":
         reason = found["reason"] if found else "python benchmarks/decode_e2e.py was not run"
         return f"<p>Not measured: {esc(reason)}.</p>"
     rows = [[esc(part) for part in row] for row in decode_e2e.rows(found)]
-    parts = [f'<div class="reading"><p>{esc(decode_e2e.conditions(found))}</p></div>']
+    parts = [f'<div class="reading"><p>{prose(decode_e2e.conditions(found, stale=stale))}</p></div>']
     parts.append(table(decode_e2e.HEADERS, rows, "Each decoder of each batch and context"))
     if absent := [[esc(part) for part in row] for row in decode_e2e.missing(found)]:
         parts.append(table(decode_e2e.MISSING_HEADERS, absent, "Decoders without a time"))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["TemplateError", "code", "data_block", "esc", "fill", "lines", "table"]
+__all__ = ["TemplateError", "code", "data_block", "esc", "fill", "lines", "prose", "table"]
 
 _PLACE = re.compile(r"\{\{([a-z_]+)\}\}")
 _NUMBER = re.compile(r"[-+]?[0-9][0-9.]*(x| %| us)?|-")
@@ -26,6 +26,14 @@ def esc(text: object) -> str:
 def code(text: object) -> str:
     """A name or a digest in the type of a program; a line may break after its slashes."""
     return f"<code>{esc(text).replace('/', '/<wbr>')}</code>"
+
+
+def prose(text: str) -> str:
+    """A sentence of Markdown with backticks and bold into HTML."""
+    marked = esc(text).split("`")
+    spelt = "".join(part if at % 2 == 0 else f"<code>{part}</code>" for at, part in enumerate(marked))
+    bold = spelt.split("**")
+    return "".join(part if at % 2 == 0 else f"<strong>{part}</strong>" for at, part in enumerate(bold))
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:

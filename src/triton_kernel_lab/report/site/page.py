@@ -13,7 +13,7 @@ from triton_kernel_lab.report.figures.stage import DRAWINGS
 from triton_kernel_lab.report.labels import conditions
 from triton_kernel_lab.report.site import cells, facts, provenance
 from triton_kernel_lab.report.site.inline import colour_css, inline
-from triton_kernel_lab.report.site.markup import data_block, esc, fill
+from triton_kernel_lab.report.site.markup import data_block, esc, fill, prose
 
 __all__ = ["Sources", "render"]
 
@@ -23,7 +23,8 @@ _HERE = Path(__file__).parent
 class Sources(NamedTuple):
     """What the page is made from: artifacts of one runner, its pictures as SVG by name, the last verdict if kept.
 
-    ``decode`` is the artifact ``decode_e2e``, where a whole model was measured.
+    ``decode`` is the artifact ``decode_e2e``, where a whole model was measured, and
+    ``decode_is_stale`` where other sources made it than there are now.
     """
 
     environment: Artifact
@@ -35,6 +36,7 @@ class Sources(NamedTuple):
     pictures: Mapping[str, str]
     gate: Artifact | None
     decode: Artifact | None = None
+    decode_is_stale: bool = False
 
     @property
     def runner(self) -> str:
@@ -64,12 +66,12 @@ def render(sources: Sources) -> str:
         "script": script,
         # The page runs this script and no other.
         "script_digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        "conditions": _prose(conditions(sources.environment, roofline)),
+        "conditions": prose(conditions(sources.environment, roofline)),
         "tiles": facts.tiles(roofline, sources.correctness),
         "kernels": facts.kernels(roofline),
         "lost": facts.lost(roofline),
         "figures": "\n".join(_picture(sources, index) for index in range(len(DRAWINGS))),
-        "model": facts.model(sources.decode),
+        "model": facts.model(sources.decode, stale=sources.decode_is_stale),
         "method": facts.method(roofline),
         "environment": facts.environment(sources.environment),
         "counters": facts.counters(roofline),
@@ -82,14 +84,6 @@ def render(sources: Sources) -> str:
 
 def _read(name: str) -> str:
     return (_HERE / name).read_text(encoding="utf-8").removesuffix("\n")
-
-
-def _prose(text: str) -> str:
-    """A sentence of Markdown with backticks and bold into HTML."""
-    marked = esc(text).split("`")
-    spelt = "".join(part if at % 2 == 0 else f"<code>{part}</code>" for at, part in enumerate(marked))
-    bold = spelt.split("**")
-    return "".join(part if at % 2 == 0 else f"<strong>{part}</strong>" for at, part in enumerate(bold))
 
 
 def _picture(sources: Sources, index: int) -> str:

@@ -11,6 +11,7 @@ from triton_kernel_lab.project import Project
 from triton_kernel_lab.report import summary
 from triton_kernel_lab.report.figures.stage import DRAWINGS
 from triton_kernel_lab.report.site import page
+from triton_kernel_lab.sources import stale_tools
 
 __all__ = ["SiteError", "pictures", "run", "verdict"]
 
@@ -31,6 +32,7 @@ def run(project: Project) -> None:
         pictures=pictures(project),
         gate=verdict(project),
         decode=read_extras(project, ("decode_e2e",)).get("decode_e2e"),
+        decode_is_stale="decode_e2e" in stale_tools(project),
     )
     artifacts.write_text(project.reports / "index.html", page.render(sources))
     artifacts.write_text(project.reports / "summary.json", artifacts.dumps(summary.metrics(sources.roofline)))

@@ -37,7 +37,7 @@ ROWS = {"kernel": "rows", "rows": 1, "num_warps": 1}
 SUMS = {"sum_columns", "sum_rows", "sum_warps"}
 TILED = {"kernel", "block_m", "block_n", "block_k", "group", "num_warps", "num_stages"}
 POWERS = SUMS | {"rows", "block", "held", "tile", "m_tiles", "n_tiles", "block_m", "block_n", "block_k", "depth"}
-POWERS |= {"num_warps", "n_warps", "k_warps"}
+POWERS |= {"num_warps", "n_warps", "k_warps", "cuts"}
 
 
 @pytest.fixture(autouse=True)
@@ -92,9 +92,9 @@ def test_a_configuration_holds_what_its_kernel_takes(kernel: str, arch: str, num
         ("swiglu_linear", "vector"): {"kernel", "block_n", "block_k", "num_warps", "num_stages"},
         ("swiglu_linear", "streamed"): {"kernel", "block_n", "block_k", "num_warps", "num_stages", "split"},
         ("swiglu_linear", "tiled"): TILED,
-        ("swiglu_linear", "described"): TILED | {"per_processor"},
-        ("selected_attention", "rows"): {"method", "block", "num_warps", "stages", "grain", "depth"},
-        ("selected_attention", "group"): {"method", "block", "num_warps", "stages", "grain", "depth"},
+        ("swiglu_linear", "described"): TILED | {"per_processor", "cuts"},
+        ("selected_attention", "rows"): {"method", "block", "num_warps", "stages", "ahead", "grain", "join", "depth"},
+        ("selected_attention", "group"): {"method", "block", "num_warps", "stages", "ahead", "grain", "join", "depth"},
         ("int4_linear", "stream"): {"kernel", "m_tiles", "n_tiles", "n_warps", "k_warps", "unroll", "programs"},
         ("int4_linear", "tile"): {"kernel", "block_m", "block_n", "num_warps", "stages", "programs"},
         ("int4_linear", "dense"): {"kernel", "block_n", "num_warps"},

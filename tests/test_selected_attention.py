@@ -43,7 +43,12 @@ def served_by_triton() -> Iterator[None]:
 
 def config(method: str = "rows", block: int = 16, grain: int = 100) -> dict[str, Any]:
     """One tile a program, or with a grain of 10**6 one program for all."""
-    return {"method": method, "block": block, "num_warps": 4, "stages": 1, "grain": grain, "depth": 4}
+    shared = {"num_warps": 4, "stages": 1, "ahead": 0, "grain": grain, "join": "rounds", "depth": 4}
+    return {"method": method, "block": block, **shared}
+
+
+# Indices in a tile's own turn, and parts a few at a time; or indices a tile ahead, and all parts at once.
+WAYS = pytest.mark.parametrize("way", [{"ahead": 0, "join": "rounds"}, {"ahead": 1, "join": "once"}])
 
 
 ONE_PROGRAM = 10**6
@@ -347,14 +352,15 @@ def test_f31_heads_that_do_not_divide_raise(hq: int, hkv: int, dtype: torch.dtyp
         selected_attention_paged(q, k, k, ints([[0]]), ints([[0]]))
 
 
+@WAYS
 @pytest.mark.parametrize(("method", "hq", "hkv"), [("rows", 6, 2), ("group", 6, 2), ("group", 33, 1), ("group", 32, 2)])
-def test_groups_of_every_size(method: str, hq: int, hkv: int) -> None:
+def test_groups_of_every_size(method: str, hq: int, hkv: int, way: dict[str, Any]) -> None:
     """Groups below, at and above what one program takes are each served whole, in one split and in several."""
     q, k, v = randn(1, hq, 16), randn(1, 40, hkv, 16), randn(1, 40, hkv, 16, seed=1)
     indices = random_choice((1, hkv, 40), 40)
     expected, expected_lse = oracle(q, k, v, indices)
     for grain in (100, ONE_PROGRAM):
-        with _launch.forced(config(method, 32, grain)):
+        with _launch.forced(config(method, 32, grain) | way):
             out, lse = selected_attention(q, k, v, indices, return_lse=True)
         assert_right(out, expected, q.dtype)
         assert torch.allclose(lse.double(), expected_lse, atol=1e-5)
@@ -386,14 +392,15 @@ def test_any_shape_and_strides_agree_with_float64(data: st.DataObject) -> None:
 
 
 @FORMS
+@WAYS
 @pytest.mark.parametrize("method", METHODS)
-def test_f32_empty_splits_change_nothing(method: str, form: str) -> None:
+def test_f32_empty_splits_change_nothing(method: str, way: dict[str, Any], form: str) -> None:
     """Eight splits of which seven own no row, for lists of 0, 1, 3 and 7 in a batch: the bits of one split."""
     q, k, v = randn(4, 1, 16), randn(4, 8, 1, 16), randn(4, 8, 1, 16, seed=1)
     indices = torch.full((4, 128), -1, dtype=torch.int32, device=DEVICE)
     for b, length in enumerate((0, 1, 3, 7)):
         indices[b, :length] = random_choice((length,), 8).abs()
-    with _launch.forced(config(method)):
+    with _launch.forced(config(method) | way):
         parts = attend(form, q, k, v, indices, return_lse=True)
         whole = attend(form, q, k, v, indices[..., :16], return_lse=True)
     for found, expected in zip(parts, whole, strict=True):
@@ -402,14 +409,15 @@ def test_f32_empty_splits_change_nothing(method: str, form: str) -> None:
     assert parts[1][0].isneginf().all()
 
 
+@WAYS
 @pytest.mark.parametrize("method", METHODS)
-def test_splits_of_any_number_are_the_one_split(method: str) -> None:
+def test_splits_of_any_number_are_the_one_split(method: str, way: dict[str, Any]) -> None:
     """One tile a program or all in one: the same to rounding, last tile short, more parts than are joined at once."""
     q, k, v = randn(1, 1, 256), randn(1, 60, 1, 256), randn(1, 60, 1, 256, seed=1)
     indices = random_choice((1, 150), 60)
     expected, _ = oracle(q, k, v, indices)
     for grain in (100, 1200, ONE_PROGRAM):
-        with _launch.forced(config(method, 32, grain) | {"num_warps": 1}):
+        with _launch.forced(config(method, 32, grain) | way | {"num_warps": 1}):
             assert_right(selected_attention(q, k, v, indices), expected, q.dtype)
 
 

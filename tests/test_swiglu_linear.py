@@ -138,13 +138,53 @@ def test_f10_misaligned_tensors(rows: int) -> None:
 def test_f60_every_kernel_is_right_for_every_number_of_rows(kernel: str) -> None:
     """Each kernel alone, on poisoned memory, at the sizes that the table gives to the others."""
     extra: dict[str, Any] = {"vector": {}, "streamed": {"split": 3}}.get(
-        kernel, {"block_m": 16, "group": 2, "per_processor": 1}
+        kernel, {"block_m": 16, "group": 2, "per_processor": 1, "cuts": 1}
     )
     config = {"kernel": kernel, "block_n": 16, "block_k": 32, "num_stages": 1, "num_warps": 4, **extra}
     with _launch.forced(config), check.poisoned():
         for rows in (1, 5, 20):
             tensors = drawn(rows, 24, 100)
             assert_right(swiglu_linear(*tensors), oracle(*tensors), torch.float32)
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 4])
+@pytest.mark.parametrize("shape", [(5, 104, 64), (16, 64, 100), (20, 320, 64), (40, 300, 32), (60, 256, 40)])
+def test_every_output_is_written_however_the_last_wave_is_cut(shape: tuple[int, int, int], cuts: int) -> None:
+    """No, some and only whole waves, tails in both directions: right on poisoned memory, the same in each launch."""
+    tensors = drawn(*shape)
+    config = {"kernel": "described", "block_m": 16, "block_n": 64, "block_k": 32, "group": 2, "per_processor": 1}
+    with _launch.forced({**config, "cuts": cuts, "num_stages": 1, "num_warps": 4}), check.poisoned():
+        first, second = swiglu_linear(*tensors), swiglu_linear(*tensors)
+    assert_right(first, oracle(*tensors), torch.float32)
+    assert_same_bits(first, second)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "programs", "most", "cuts"),
+    [(448, 132, 8, 2), (280, 132, 8, 8), (280, 132, 4, 4), (1792, 132, 8, 1), (132, 132, 8, 1), (3, 132, 8, 8)],
+)
+def test_the_last_wave_is_cut_only_as_far_as_it_stays_one_wave(tiles: int, programs: int, most: int, cuts: int) -> None:
+    """52 tiles of 132 programs halve, 16 take eight pieces each, 76 stay whole, and so does a full wave."""
+    assert op._cuts(tiles, programs, most) == cuts
+
+
+@pytest.mark.parametrize("cuts", [1, 4])
+def test_weights_are_right_in_either_order_in_memory(cuts: int) -> None:
+    """Up behind gate, gate behind up, one tensor for both, rows of different lengths: each is its own plan."""
+    x, w_gate, w_up = drawn(20, 96, 48)
+    low, high = torch.cat((w_gate, w_up)).split(96)
+    wide = torch.cat((w_gate, w_up), 1)[:, :48]
+    config = {"kernel": "described", "block_m": 16, "block_n": 64, "block_k": 32, "group": 2, "per_processor": 1}
+    with _launch.forced({**config, "cuts": cuts, "num_stages": 1, "num_warps": 4}), check.poisoned():
+        for weights in ((low, high), (high, low), (low, low), (wide, w_up)):
+            assert_right(swiglu_linear(x, *weights), oracle(x, *weights), torch.float32)
+
+
+def test_weights_too_far_apart_for_a_descriptor_have_no_order() -> None:
+    """The sign of the distance, below 2^40 bytes; else, and for a distance of nothing, 0."""
+    far = 1 << 40
+    assert [op._order(0, at) for at in (16, far - 16, far, 0)] == [1, 1, 0, 0]
+    assert [op._order(at, 0) for at in (16, far - 16, far)] == [-1, -1, 0]
 
 
 @pytest.mark.parametrize("split", [1, 2, 5, 8])

@@ -198,26 +198,36 @@ def _flashinfer() -> Baseline:
     return Baseline(call, prepare)
 
 
+def _config(
+    method: str, block: int, warps: int, stages: int, ahead: int, grain: int, join: str, depth: int
+) -> dict[str, int | str]:
+    shape: dict[str, int | str] = {"method": method, "block": block, "num_warps": warps, "stages": stages}
+    return {**shape, "ahead": ahead, "grain": grain, "join": join, "depth": depth}
+
+
 def _configs(
-    blocks: tuple[int, ...], stages: tuple[int, ...], grains: tuple[int, ...], depths: tuple[int, ...]
+    blocks: tuple[int, ...],
+    stages: tuple[int, ...],
+    grains: tuple[int, ...],
+    depths: tuple[int, ...],
+    joins: tuple[str, ...] = ("rounds",),
+    aheads: tuple[int, ...] = (0,),
 ) -> tuple[dict[str, int | str], ...]:
-    """Configurations of the tensor cores: 8 or 16 rows a warp and pass, and how deep parts are read."""
+    """Configurations of the tensor cores: 8 or 16 rows a warp and pass, and how parts are read."""
     return tuple(
-        {"method": "group", "block": block, "num_warps": warps, "stages": stage, "grain": grain, "depth": depth}
+        _config("group", block, warps, stage, ahead, grain, join, depth)
         for block in blocks
         for warps in (4, 8)
         for stage in stages
+        for ahead in aheads
         for grain in grains
+        for join in joins
         for depth in depths
         if 8 * warps <= block <= 32 * warps
     )
 
 
-_ROWS = tuple(
-    {"method": "rows", "block": block, "num_warps": warps, "stages": 1, "grain": 100, "depth": 8}
-    for block in (16, 32, 64)
-    for warps in (2, 4, 8)
-)
+_ROWS = tuple(_config("rows", block, warps, 1, 0, 100, "rounds", 8) for block in (16, 32, 64) for warps in (2, 4, 8))
 
 CASE = Case(
     name="selected_attention",
@@ -289,10 +299,16 @@ CASE = Case(
     buckets=(
         Bucket(2, 1, 1 << 7, (1, 1, 1, 256, 64, 128), _configs((32, 64), (3,), (100,), (8,))),
         Bucket(2, 1, 1 << 10, (1, 1, 1, 1024, 256, 128), _configs((32, 64, 128, 256), (3,), (100,), (8,))),
-        Bucket(2, 1, None, (1, 1, 1, 16384, 4096, 128), _configs((32, 64, 128), (3,), (100,), (8, 16, 32))),
+        Bucket(
+            2, 1, 1 << 12, (1, 1, 1, 16384, 4096, 128), _configs((32, 64, 128), (3,), (100,), (32,), ("rounds", "once"))
+        ),
+        Bucket(2, 1, None, (1, 1, 1, 65536, 16384, 128), _configs((32, 64, 128), (3,), (100,), (8, 16, 32))),
         Bucket(2, None, 1 << 16, (1, 32, 8, 4096, 4096, 128), _configs((64, 128), (3, 5), (50, 100), (8, 16))),
         Bucket(2, None, 1 << 20, (8, 32, 8, 4096, 4096, 128), _configs((64, 128), (1, 3, 5), (100, 200), (8,))),
-        Bucket(2, None, None, (16, 32, 8, 16384, 16384, 128), _configs((64, 128), (1, 3, 5), (100, 200), (8,))),
+        Bucket(
+            *(2, None, None, (16, 32, 8, 16384, 16384, 128)),
+            _configs((64, 128), (2, 3), (200, 575), (8,), aheads=(0, 1)),
+        ),
         Bucket(4, None, None, (1, 32, 8, 4096, 4096, 128), _ROWS),
     ),
 )

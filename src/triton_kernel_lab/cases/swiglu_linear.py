@@ -100,7 +100,7 @@ def _tiled(kernel: str, blocks: tuple[tuple[int, int, int, int, int], ...]) -> I
             "group": 8,
             "num_warps": warps,
             "num_stages": stages,
-            **({"per_processor": 1 if stages > 3 else 2} if kernel == "described" else {}),
+            **({"per_processor": 1 if stages > 3 else 2, "cuts": 8} if kernel == "described" else {}),
         }
 
 

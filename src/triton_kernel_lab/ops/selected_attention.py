@@ -35,6 +35,8 @@ _WIDEST_HEAD = 256
 _HEADS_TOGETHER = 16
 # Rows are counted in 32 bits, up to a tile beyond the last.
 _MOST_ROWS = 2**31 - 2**16
+# fp32 numbers of parts that a warp holds at once: more would leave the registers.
+_JOINED = 4096
 # A launch has so many programs along its second and third axis.
 _GRID_LIMIT = 65535
 # What is assumed of a device that is not there: codegen and the interpreter plan as for an H200.
@@ -82,15 +84,12 @@ def _choose(index_ptr, table_ptr, at, S, N, pages, i_s, t_p, PAGE: tl.constexpr,
 
 
 @triton.jit
-def _prefetch(table_ptr, entries, t_p):
-    """Ask for the first lines of a page table, which are then there when the indices are.
-
-    Otherwise indices, table and cache are three trips to memory, one after the other.
-    """
-    line: tl.constexpr = 128 // (table_ptr.dtype.element_ty.primitive_bitwidth // 8)
-    at = tl.minimum(tl.arange(0, 128) * line, entries - 1).to(tl.int64) * t_p
+def _prefetch(list_ptr, entries, stride):
+    """Ask for the first 128 lines of a list of integers, which are then in the L2 cache when they are read."""
+    line: tl.constexpr = 128 // (list_ptr.dtype.element_ty.primitive_bitwidth // 8)
+    at = tl.minimum(tl.arange(0, 128) * line, entries - 1).to(tl.int64) * stride
     tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [table_ptr + at], dtype=tl.int32, is_pure=False, pack=1
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [list_ptr + at], dtype=tl.int32, is_pure=False, pack=1
     )
 
 
@@ -251,6 +250,7 @@ def _group(
     BLOCK: tl.constexpr,
     SINGLE: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
     PACK: tl.constexpr,
 ):
     """Weighted sums [HEADS, DPAD], maxima and denominators [HEADS] of a group's heads, by the tensor cores."""
@@ -284,12 +284,22 @@ def _group(
     else:
         m = tl.full((HEADS,), float("-inf"), tl.float32)
         den = tl.zeros((HEADS,), tl.float32)
+        if AHEAD:
+            if PACK > 0:
+                # Otherwise each tile that is asked for before the loop waits for memory anew.
+                _prefetch(index_ptr + start.to(tl.int64) * i_s, S - start, i_s)
+            page, row, valid = _choose(index_ptr, table_ptr, start + slots, S, N, pages, i_s, t_p, PAGE, False)
         for _ in tl.range(0, tiles, num_stages=STAGES):
-            page, row, valid = _choose(index_ptr, table_ptr, start + slots, S, N, pages, i_s, t_p, PAGE, EVEN)
+            if not AHEAD:
+                page, row, valid = _choose(index_ptr, table_ptr, start + slots, S, N, pages, i_s, t_p, PAGE, EVEN)
             k = _rows_at(k_ptr, page, row, valid, columns, k_p, k_n, k_d, D, PAGE, FAR)
             v = _rows_at(v_ptr, page, row, valid, columns, v_p, v_n, v_d, D, PAGE, FAR)
+            chosen = valid
             start += BLOCK
-            x = _scores(q, k, valid, scale)
+            if AHEAD:
+                # Read in a tile's own turn, the indices take one of the stages for themselves.
+                page, row, valid = _choose(index_ptr, table_ptr, start + slots, S, N, pages, i_s, t_p, PAGE, False)
+            x = _scores(q, k, chosen, scale)
             top = tl.maximum(m, tl.max(x, 1))
             base = _base(top)
             fade = tl.exp2(m - base)
@@ -311,40 +321,55 @@ def _join(
     MOST: tl.constexpr,
     CHUNK: tl.constexpr,
     WHOLE: tl.constexpr,
+    ONCE: tl.constexpr,
 ):
-    """The parts of all splits, up to MOST, added in order; the reads of CHUNK of them are on their way at once."""
+    """The parts of all splits, up to MOST, added in a fixed order.
+
+    With ONCE all reads are on their way before the first sum, else those of CHUNK parts at a time.
+    """
     held = tl.arange(0, HELD)
     columns = tl.arange(0, DPAD)
     every = tl.arange(0, MOST)
+    # Scalars hold the offsets of 64 bits, tiles those of 32.
+    parts_ptr += first * (HELD * DPAD)
+    stats_ptr += first * (HELD * 2)
+    spot = every[:, None] * HELD + held[None, :]
+    known = (every < splits)[:, None] & (held < taken)[None, :]
     # From the L2 cache: other multiprocessors wrote them.
-    tops = tl.load(
-        stats_ptr + 2 * ((first + every)[:, None] * HELD + held[None, :]),
-        mask=(every < splits)[:, None] & (held < taken)[None, :],
-        other=float("-inf"),
-        cache_modifier=".cg",
-    )
-    m = tl.max(tops, 0)
-    base = _base(m)[:, None]
-    # With a column of one no layout changes in the loop.
-    den = tl.zeros((HELD, 1), tl.float32)
-    acc = tl.zeros((HELD, DPAD), tl.float32)
-    for s in tl.range(0, splits, CHUNK, num_stages=1):
-        for c in tl.static_range(CHUNK):
-            row = ((first + s + c) * HELD + held)[:, None]
-            at = parts_ptr + row * DPAD + columns[None, :]
-            if WHOLE:
-                top = tl.load(stats_ptr + 2 * row, cache_modifier=".cg")
-                more = tl.load(stats_ptr + 2 * row + 1, cache_modifier=".cg")
-                part = tl.load(at, cache_modifier=".cg")
-            else:
-                known = (s + c < splits) & (held < taken)[:, None]
-                top = tl.load(stats_ptr + 2 * row, mask=known, other=float("-inf"), cache_modifier=".cg")
-                more = tl.load(stats_ptr + 2 * row + 1, mask=known, other=0.0, cache_modifier=".cg")
-                part = tl.load(at, mask=known, other=0.0, cache_modifier=".cg")
-            w = tl.exp2(top - base)
-            den += more * w
-            acc += part * w
-    return acc, m, tl.sum(den, 1)
+    if ONCE:
+        at = (spot * DPAD)[:, :, None] + columns[None, None, :]
+        part = tl.load(parts_ptr + at, mask=known[:, :, None], other=0.0, cache_modifier=".cg")
+        tops = tl.load(stats_ptr + 2 * spot, mask=known, other=float("-inf"), cache_modifier=".cg")
+        more = tl.load(stats_ptr + 2 * spot + 1, mask=known, other=0.0, cache_modifier=".cg")
+        m = tl.max(tops, 0)
+        w = tl.exp2(tops - _base(m)[None, :])
+        total = tl.sum(more * w, 0)
+        acc = tl.sum(part * w[:, :, None], 0)
+    else:
+        tops = tl.load(stats_ptr + 2 * spot, mask=known, other=float("-inf"), cache_modifier=".cg")
+        m = tl.max(tops, 0)
+        base = _base(m)[:, None]
+        # With a column of one no layout changes in the loop.
+        den = tl.zeros((HELD, 1), tl.float32)
+        acc = tl.zeros((HELD, DPAD), tl.float32)
+        for s in tl.range(0, splits, CHUNK, num_stages=1):
+            for c in tl.static_range(CHUNK):
+                row = ((s + c) * HELD + held)[:, None]
+                at = parts_ptr + row * DPAD + columns[None, :]
+                if WHOLE:
+                    top = tl.load(stats_ptr + 2 * row, cache_modifier=".cg")
+                    more = tl.load(stats_ptr + 2 * row + 1, cache_modifier=".cg")
+                    part = tl.load(at, cache_modifier=".cg")
+                else:
+                    there = (s + c < splits) & (held < taken)[:, None]
+                    top = tl.load(stats_ptr + 2 * row, mask=there, other=float("-inf"), cache_modifier=".cg")
+                    more = tl.load(stats_ptr + 2 * row + 1, mask=there, other=0.0, cache_modifier=".cg")
+                    part = tl.load(at, mask=there, other=0.0, cache_modifier=".cg")
+                w = tl.exp2(top - base)
+                den += more * w
+                acc += part * w
+        total = tl.sum(den, 1)
+    return acc, m, total
 
 
 @triton.jit
@@ -399,6 +424,8 @@ def _attend_kernel(
     MOST: tl.constexpr,
     CHUNK: tl.constexpr,
     WHOLE: tl.constexpr,
+    ONCE: tl.constexpr,
+    AHEAD: tl.constexpr,
     PACK: tl.constexpr,
     HAS_LSE: tl.constexpr,
 ):
@@ -422,6 +449,7 @@ def _attend_kernel(
     if PAGE > 0:
         table_ptr += b * t_b
         if PACK > 0:
+            # Otherwise indices, table and cache are three trips to memory, one after the other.
             _prefetch(table_ptr, N // PAGE, t_p)
         k_ptr += h * k_h
         v_ptr += h * v_h
@@ -437,7 +465,7 @@ def _attend_kernel(
     else:
         acc, m, den = _group(
             q_ptr, k_ptr, v_ptr, index_ptr, table_ptr, scale, start, tiles, S, N, pages, taken, q_h, q_d, k_p, k_n, k_d,
-            v_p, v_n, v_d, i_s, t_p, D, DPAD, HEADS, PAGE, FAR, EVEN, BLOCK, SINGLE, STAGES, PACK,
+            v_p, v_n, v_d, i_s, t_p, D, DPAD, HEADS, PAGE, FAR, EVEN, BLOCK, SINGLE, STAGES, AHEAD, PACK,
         )  # fmt: skip
     heads = tl.arange(0, acc.shape[0])
     if not SPLIT:
@@ -453,7 +481,7 @@ def _attend_kernel(
         tl.store(stats_ptr + 2 * row, m, mask=heads < taken)
         tl.store(stats_ptr + 2 * row + 1, den, mask=heads < taken)
         if _split.arrive(counter_ptr + task, splits):
-            total, top, weight = _join(parts_ptr, stats_ptr, part, splits, taken, HELD, DPAD, MOST, CHUNK, WHOLE)
+            total, top, weight = _join(parts_ptr, stats_ptr, part, splits, taken, HELD, DPAD, MOST, CHUNK, WHOLE, ONCE)
             held = tl.arange(0, HELD)
             _finish(total, top, weight, out_ptr, lse_ptr, first + held, held < taken, D, HAS_LSE)
 
@@ -683,6 +711,8 @@ def _constants(inputs: Inputs, work: _Work, with_lse: bool) -> dict[str, object]
         "MOST": most,
         "CHUNK": chunk,
         "WHOLE": work.splits % chunk == 0 and work.deals * work.held == group,
+        "ONCE": work.config["join"] == "once" and most * work.held * work.padded <= _JOINED * work.config["num_warps"],
+        "AHEAD": work.config["ahead"] == 1,
         "PACK": 0 if INTERPRET else 4 // q.element_size(),
         "HAS_LSE": with_lse,
     }

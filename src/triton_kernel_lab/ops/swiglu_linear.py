@@ -23,6 +23,8 @@ from triton_kernel_lab.ops.swiglu_backward import swiglu_backward, swiglu_backwa
 __all__ = ["swiglu_linear", "swiglu_linear_reference"]
 
 NAME = "swiglu_linear"
+# A stride of a tensor descriptor has 40 bits, and counts bytes.
+_FAR = 1 << 40
 
 
 @triton.jit
@@ -140,6 +142,14 @@ def _streamed_kernel(
 
 
 @triton.jit
+def _place(tile, tiles_m, tiles_n, GROUP: tl.constexpr):
+    """Row and column of a tile: GROUP rows of tiles share a sweep over the columns, so that weights stay in the L2."""
+    band = tile // (GROUP * tiles_n)
+    height = tl.minimum(tiles_m - band * GROUP, GROUP)
+    return band * GROUP + tile % (GROUP * tiles_n) % height, tile % (GROUP * tiles_n) // height
+
+
+@triton.jit
 def _tiled_kernel(
     x_ptr,
     gate_ptr,
@@ -160,13 +170,7 @@ def _tiled_kernel(
 ):
     """Many rows of x: a tile of both products at once, so that x is read once for the two."""
     EVEN: tl.constexpr = K % BLOCK_K == 0
-    # GROUP tiles of rows share a sweep over the columns, so that the weights stay in the L2.
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    program = tl.program_id(0)
-    band = program // (GROUP * tiles_n)
-    height = tl.minimum(tiles_m - band * GROUP, GROUP)
-    tile_m = band * GROUP + program % (GROUP * tiles_n) % height
-    tile_n = program % (GROUP * tiles_n) // height
+    tile_m, tile_n = _place(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP)
     m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     columns = tl.arange(0, BLOCK_K)
@@ -193,6 +197,69 @@ def _tiled_kernel(
 
 
 @triton.jit
+def _weight_tiles(
+    gate_ptr,
+    up_ptr,
+    N,
+    gate_stride,
+    up_stride,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ORDER: tl.constexpr,
+):
+    """The descriptors of both weights, or twice the one of the pair [2, N, K], whose outer stride is their distance."""
+    if ORDER == 0:
+        gate_tiles = tl.make_tensor_descriptor(gate_ptr, [N, K], [gate_stride, 1], [BLOCK_N, BLOCK_K])
+        up_tiles = tl.make_tensor_descriptor(up_ptr, [N, K], [up_stride, 1], [BLOCK_N, BLOCK_K])
+    else:
+        BYTES: tl.constexpr = gate_ptr.dtype.element_ty.primitive_bitwidth // 8
+        apart = (up_ptr.to(tl.int64) - gate_ptr.to(tl.int64)) // BYTES * ORDER
+        first = gate_ptr if ORDER > 0 else up_ptr
+        gate_tiles = tl.make_tensor_descriptor(first, [2, N, K], [apart, gate_stride, 1], [2, BLOCK_N, BLOCK_K])
+        up_tiles = gate_tiles
+    return gate_tiles, up_tiles
+
+
+@triton.jit
+def _gated_tile(
+    x_tiles,
+    gate_tiles,
+    up_tiles,
+    m,
+    n,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ORDER: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The fp32 outputs [BLOCK_M, BLOCK_N] from row m and column n on, of descriptors whose tiles have these blocks.
+
+    Tiles of a pair of weights make one product twice as wide, which reads x
+    from shared memory once instead of twice: narrow products are bound by that.
+    """
+    if ORDER == 0:
+        gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+            x = x_tiles.load([m, k])
+            gate = dot_add(x, gate_tiles.load([n, k]).T, gate, PRECISION)
+            up = dot_add(x, up_tiles.load([n, k]).T, up, PRECISION)
+    else:
+        both = tl.zeros((BLOCK_M, 2 * BLOCK_N), tl.float32)
+        for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+            weights = gate_tiles.load([0, n, k]).reshape(2 * BLOCK_N, BLOCK_K)
+            both = dot_add(x_tiles.load([m, k]), weights.T, both, PRECISION)
+        first, second = both.reshape(BLOCK_M, 2, BLOCK_N).permute(0, 2, 1).split()
+        gate = first if ORDER > 0 else second
+        up = second if ORDER > 0 else first
+    return _gated(gate, up)
+
+
+@triton.jit
 def _described_kernel(
     x_ptr,
     gate_ptr,
@@ -208,31 +275,42 @@ def _described_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
+    CUTS: tl.constexpr,
+    ORDER: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """``_tiled_kernel`` with the copies left to the tensor memory accelerator, which also pads the tails.
 
     As many programs as the device holds take one tile after the other. Without
-    addresses and masks the warps issue little but products.
+    addresses and masks the warps issue little but products. When fewer tiles
+    than programs are left, each is cut into CUTS narrower ones, so that more
+    programs share what would take them as long as a whole wave. ORDER is that
+    of the weights in memory, 0 where a descriptor cannot tell their distance.
     """
+    THIN: tl.constexpr = BLOCK_N // CUTS
     x_tiles = tl.make_tensor_descriptor(x_ptr, [M, K], [x_stride, 1], [BLOCK_M, BLOCK_K])
-    gate_tiles = tl.make_tensor_descriptor(gate_ptr, [N, K], [gate_stride, 1], [BLOCK_N, BLOCK_K])
-    up_tiles = tl.make_tensor_descriptor(up_ptr, [N, K], [up_stride, 1], [BLOCK_N, BLOCK_K])
+    gate_tiles, up_tiles = _weight_tiles(gate_ptr, up_ptr, N, gate_stride, up_stride, K, BLOCK_N, BLOCK_K, ORDER)
     y_tiles = tl.make_tensor_descriptor(y_ptr, [M, N], [N, 1], [BLOCK_M, BLOCK_N])
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0)):
-        band = tile // (GROUP * tiles_n)
-        height = tl.minimum(tiles_m - band * GROUP, GROUP)
-        m = (band * GROUP + tile % (GROUP * tiles_n) % height) * BLOCK_M
-        n = tile % (GROUP * tiles_n) // height * BLOCK_N
-        gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            x = x_tiles.load([m, k])
-            gate = dot_add(x, gate_tiles.load([n, k]).T, gate, PRECISION)
-            up = dot_add(x, up_tiles.load([n, k]).T, up, PRECISION)
-        y_tiles.store([m, n], _gated(gate, up).to(y_ptr.dtype.element_ty))
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    tiles = tiles_m * tiles_n
+    whole = tiles if CUTS == 1 else tiles // programs * programs
+    # Flattened, the copies of the next tile are on their way while this one is stored: 2 % for one
+    # product a step, but with two the loop loses a quarter.
+    for tile in tl.range(program, whole, programs, flatten=ORDER != 0):
+        tile_m, tile_n = _place(tile, tiles_m, tiles_n, GROUP)
+        m, n = tile_m * BLOCK_M, tile_n * BLOCK_N
+        y = _gated_tile(x_tiles, gate_tiles, up_tiles, m, n, K, BLOCK_M, BLOCK_N, BLOCK_K, ORDER, STAGES, PRECISION)
+        y_tiles.store([m, n], y.to(y_ptr.dtype.element_ty))
+    if CUTS > 1:
+        gate_thin, up_thin = _weight_tiles(gate_ptr, up_ptr, N, gate_stride, up_stride, K, THIN, BLOCK_K, ORDER)
+        y_thin = tl.make_tensor_descriptor(y_ptr, [M, N], [N, 1], [BLOCK_M, THIN])
+        for piece in tl.range(program, (tiles - whole) * CUTS, programs):
+            tile_m, tile_n = _place(whole + piece // CUTS, tiles_m, tiles_n, GROUP)
+            m, n = tile_m * BLOCK_M, tile_n * BLOCK_N + piece % CUTS * THIN
+            y = _gated_tile(x_tiles, gate_thin, up_thin, m, n, K, BLOCK_M, THIN, BLOCK_K, ORDER, STAGES, PRECISION)
+            y_thin.store([m, n], y.to(y_ptr.dtype.element_ty))
 
 
 def swiglu_linear_reference(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> torch.Tensor:
@@ -300,6 +378,12 @@ def _describable(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> b
     starts = [tensor.data_ptr() for tensor in tensors]
     steps = [max(tensor.stride(0), tensor.shape[1]) * tensor.element_size() for tensor in tensors]
     return all(number % 16 == 0 for number in (*starts, *steps, w_gate.shape[0] * x.element_size()))
+
+
+def _order(gate_at: int, up_at: int) -> int:
+    """1 for up behind gate, -1 for gate behind up; 0 if they are one, or further apart than a descriptor's strides."""
+    apart = up_at - gate_at
+    return (apart > 0) - (apart < 0) if -_FAR < apart < _FAR else 0
 
 
 def _strides(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> tuple[int, ...]:
@@ -376,6 +460,12 @@ def _streamed(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, config:
     return run
 
 
+def _cuts(tiles: int, programs: int, most: int) -> int:
+    """Into how many pieces each tile of the last wave is cut: a power of two, and a piece for each program at most."""
+    left = tiles % programs
+    return 1 << (min(most, programs // left).bit_length() - 1) if left else 1
+
+
 def _tiled(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, config: dict[str, Any]) -> Any:
     (N, K), M = w_gate.shape, x.shape[0]
     tiles = math.ceil(M / config["block_m"]) * math.ceil(N / config["block_n"])
@@ -391,7 +481,11 @@ def _tiled(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, config: di
     strides = _strides(x, w_gate, w_up)
     kernel = _tiled_kernel
     if config["kernel"] == "described":
-        tiles = min(tiles, config["per_processor"] * _launch.processors(x.get_device()))
+        programs = config["per_processor"] * _launch.processors(x.get_device())
+        cuts = constants["CUTS"] = _cuts(tiles, programs, min(config["cuts"], config["block_n"] // 16))
+        alike = w_gate.stride(0) == w_up.stride(0)
+        constants["ORDER"] = _order(w_gate.data_ptr(), w_up.data_ptr()) if alike else 0
+        tiles = programs if cuts > 1 else min(tiles, programs)
         # A stride of one row is never taken, but a descriptor wants one that is a multiple of 16 bytes.
         strides = (*strides[:2], *(max(stride, K) for stride in strides[2:]))
         kernel = _described_kernel
@@ -414,10 +508,12 @@ def _tiled(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, config: di
 
 
 def _forward(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> torch.Tensor:
+    gate_at, up_at = w_gate.data_ptr(), w_up.data_ptr()
     key = (
         *(x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15),
-        *(w_gate.dtype, w_gate.shape, w_gate.stride(), w_gate.device, w_gate.data_ptr() & 15),
-        *(w_up.dtype, w_up.shape, w_up.stride(), w_up.device, w_up.data_ptr() & 15),
+        *(w_gate.dtype, w_gate.shape, w_gate.stride(), w_gate.device, gate_at & 15),
+        *(w_up.dtype, w_up.shape, w_up.stride(), w_up.device, up_at & 15),
+        _order(gate_at, up_at),
     )
     plan = _plans.get(key)
     if plan is None:

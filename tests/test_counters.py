@@ -127,6 +127,14 @@ def test_a_metric_that_ncu_lacks_is_null(tmp_path: Path, monkeypatch: pytest.Mon
     assert [found[0]["tensor_pipe_ratio"] for found in launches(count())] == [None, None]
 
 
+def test_a_share_above_the_whole_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a launch too short for its passes to agree ncu gives hit rates above 100 %, which are none; bytes stay."""
+    fake_ncu.install(tmp_path, monkeypatch, "beyond")
+    ((first,), _) = launches(count())
+    assert first["l2_hit_ratio"] is None
+    assert first["dram_read_bytes"] == 1048576
+
+
 # Each way of getting none.
 
 REFUSED = {

@@ -243,4 +243,6 @@ def _count(name: str, value: str, unit: str) -> int | float | None:
         return round(number * _SCALES[scale.group(1).upper()])
     if unit != "%":
         raise _UnreadableError(f"{name} is in {unit!r}, expected %")
-    return round(number / 100, 4)
+    # Parts of a ratio are counted in passes of their own. Of a launch too short for them to agree the
+    # quotient is no share of anything, as NVIDIA says of hit rates beyond 100 %.
+    return round(number / 100, 4) if number <= 100 else None

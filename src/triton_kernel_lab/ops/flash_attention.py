@@ -21,6 +21,8 @@ __all__ = ["flash_attention", "flash_attention_reference"]
 
 NAME = "flash_attention"
 MAX_HEAD = 256
+# Features of a head whose products are added one after the other, in fp32.
+_CHAIN = tl.constexpr(32)
 
 
 @triton.jit
@@ -49,6 +51,24 @@ def _rows_at(ptr, offsets, columns, d, Lk, D: tl.constexpr, DPAD: tl.constexpr, 
     else:
         x = tl.load(ptr + offsets)
     return x
+
+
+@triton.jit
+def _products(q, k):
+    """q k^T in fp32 [ROWS, BLOCK].
+
+    In fp32 rows of products are summed by themselves and then added: the error of a score, which the
+    exponential makes one of a weight, grows with the length of a row. Rows that see few keys average
+    none of it away.
+    """
+    if q.dtype == tl.float32 and q.shape[1] > _CHAIN:
+        CHAINS: tl.constexpr = q.shape[1] // _CHAIN
+        q = tl.permute(tl.reshape(q, (q.shape[0], CHAINS, _CHAIN)), (1, 0, 2))
+        k = tl.permute(tl.reshape(k, (k.shape[0], CHAINS, _CHAIN)), (1, 2, 0))
+        s = tl.sum(tl.dot(q, k, input_precision="ieee"), 0)
+    else:
+        s = tl.dot(q, tl.trans(k), input_precision="ieee")
+    return s
 
 
 @triton.jit
@@ -82,7 +102,7 @@ def _attend(
     """
     columns = start + tl.arange(0, BLOCK)
     k = _rows_at(k_ptr, k_offsets, columns, d, Lk, D, DPAD, TAIL)
-    s = tl.dot(q, tl.trans(k), input_precision="ieee")
+    s = _products(q, k)
     if SIGN != 1:
         s *= SIGN
     if TAIL:

@@ -38,8 +38,8 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
     }
 
 
-def build(raw: dict[str, Artifact], **changed: Callable[[Artifact], None]) -> Artifact:
-    """The roofline of one kernel, after a change of copies of its inputs."""
+def build(raw: dict[str, Artifact], *stale: str, **changed: Callable[[Artifact], None]) -> Artifact:
+    """The roofline of one kernel, after a change of copies of its inputs; ``stale`` names stages."""
     made = copy.deepcopy(raw)
     for kind, change in changed.items():
         change(made[kind])
@@ -47,7 +47,7 @@ def build(raw: dict[str, Artifact], **changed: Callable[[Artifact], None]) -> Ar
     timings = {made["timing"]["kernel"]: made["timing"]}
     counters = {made["counters"]["kernel"]: made["counters"]}
     result = roofline.build(
-        made["environment"], made["ceilings"], timings, counters, inputs=inputs, source_sha256="0" * 64
+        made["environment"], made["ceilings"], timings, counters, inputs=inputs, source_sha256="0" * 64, stale=stale
     )
     artifacts.parse(artifacts.dumps(result).encode(), "built", "roofline")
     return result
@@ -155,6 +155,14 @@ def test_a_pure_mix_is_its_own_ladder(read: int, write: int, kind: str) -> None:
     assert timemodel.mix_ns(ladders, read, write) == times[kind]
 
 
+@pytest.mark.parametrize(("read", "write"), [(8, 0), (6, 2), (2, 6), (0, 8)])
+def test_one_direction_is_no_slower_than_a_copy(read: int, write: int) -> None:
+    """Where the ladders of reads and writes are above that of copies, any mix is held to the copy."""
+    times = {"write": 140, "copy": 100, "read": 130}
+    ladders = [{"kind": name, "bytes": 64, "p50_ns": ns} for name, ns in times.items()]
+    assert timemodel.mix_ns(ladders, read, write) == 100
+
+
 @pytest.mark.parametrize(
     ("memory", "compute", "p50", "expected"),
     [
@@ -216,6 +224,26 @@ def test_arithmetic_above_the_memory_time_is_compute_bound(raw: dict[str, Artifa
 
     found = cell(build(raw, timing=change))
     assert found["class"] == "compute_bound"
+
+
+def test_a_copy_of_the_bytes_is_not_held_to_the_arithmetic(raw: dict[str, Artifact]) -> None:
+    """The anchor does no FLOP: beside a cell that is bound by them it is as fast as it is."""
+
+    def change(timing: Artifact) -> None:
+        timing["cells"][1]["cost"] |= {"flop": 12 * 10**9, "unit": "float16"}
+        scale("triton", 1.5)(timing)
+
+    anchor = candidate(cell(build(raw, timing=change)), "copy")
+    assert (anchor["role"], anchor["status"]) == ("anchor", "ok")
+
+
+def test_what_is_left_over_from_an_earlier_run_is_not_judged_by_these_ceilings(raw: dict[str, Artifact]) -> None:
+    """Another device may have another floor: a stale timing keeps its times, and has no share and no verdict."""
+    found = cell(build(raw, "timing@rms_norm", timing=scale("triton", 0.9)))
+    ours = candidate(found)
+    assert (found["attainable_ns"], found["class"]) == (None, "not_applicable")
+    assert (ours["status"], ours["attainable_ratio"]) == ("ok", None)
+    assert ours["stats"]["p50_ns"] > 0
 
 
 def test_f77_a_value_above_the_ceilings_is_flagged(raw: dict[str, Artifact]) -> None:

@@ -19,7 +19,7 @@ _COLD = ("cold_clean", "cold_dirty")
 
 
 class _Limits(NamedTuple):
-    """What a cold cell is judged against; all None in a regime without ceilings."""
+    """What a cold cell is judged against; all None without ceilings of its run, and in a regime that has none."""
 
     null_ns: int | None
     measured: Bound | None
@@ -54,12 +54,12 @@ class _Limits(NamedTuple):
         return "floor_dominated" if self.floor_dominated(p50_ns) else bound_class(self.measured, p50_ns)
 
 
-def derive_cells(timing: Artifact, ceilings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def derive_cells(timing: Artifact, ceilings: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
     """The roofline cells of a timing artifact, one for each cell and regime in it.
 
     Args:
         timing: a measured timing artifact.
-        ceilings: what ``summarise_ceilings`` returns.
+        ceilings: what ``summarise_ceilings`` returns, or None where they are of another run than the timing.
     """
     for cell in timing["cells"]:
         used = {run["regime"] for candidate in cell["candidates"] for run in candidate["runs"]}
@@ -68,13 +68,17 @@ def derive_cells(timing: Artifact, ceilings: Mapping[str, Any]) -> Iterator[dict
             yield _cell(timing["kernel"], cell, regime, ceilings)
 
 
-def _cell(kernel: str, cell: Mapping[str, Any], regime: str, ceilings: Mapping[str, Any]) -> dict[str, Any]:
+def _cell(kernel: str, cell: Mapping[str, Any], regime: str, ceilings: Mapping[str, Any] | None) -> dict[str, Any]:
     cost = cell["cost"]
     read, write = (sum(item["bytes"] for item in cost[way]) for way in ("read", "write"))
-    limits = _limits(ceilings, regime, read, write, cost)
+    limits = _limits(ceilings, regime, read, write, cost["flop"], cost["unit"])
+    # It moves the bytes of the cell and does none of its arithmetic.
+    of_anchor = _limits(ceilings, regime, read, write, 0, cost["unit"])
     taking_part = [candidate for candidate in cell["candidates"] if _takes_part(candidate, regime)]
     summaries = [_summary(candidate, regime) for candidate in taking_part]
-    candidates = [_judge(summary, limits, read + write) for summary in summaries]
+    candidates = [
+        _judge(summary, of_anchor if summary["role"] == "anchor" else limits, read + write) for summary in summaries
+    ]
     return {
         "kernel": kernel,
         "shape": cell["shape"],
@@ -91,10 +95,10 @@ def _cell(kernel: str, cell: Mapping[str, Any], regime: str, ceilings: Mapping[s
     }
 
 
-def _limits(ceilings: Mapping[str, Any], regime: str, read: int, write: int, cost: Mapping[str, Any]) -> _Limits:
-    if regime not in _COLD:
+def _limits(ceilings: Mapping[str, Any] | None, regime: str, read: int, write: int, flop: int, unit: str) -> _Limits:
+    if ceilings is None or regime not in _COLD:
         return _Limits(None, None, None)
-    work = (ceilings, read, write, cost["flop"], cost["unit"])
+    work = (ceilings, read, write, flop, unit)
     return _Limits(null_kernel_ns(ceilings, regime), measured_bound(*work), vendor_bound(*work))
 
 

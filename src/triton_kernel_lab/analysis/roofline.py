@@ -83,7 +83,7 @@ def build(
     raw_inputs = [ceilings, *timings.values()]
     of_raw = inputs[1 : 1 + len(raw_inputs)]
     summary = summarise_ceilings(environment, ceilings) if ceilings["status"] == "measured" else None
-    cells = [cell for timing in timings.values() for cell in derive_cells(timing, summary)] if summary else []
+    cells = _cells(timings, summary, stale) if summary else []
     return {
         "artifact_kind": "roofline",
         "schema_version": 1,
@@ -99,6 +99,12 @@ def build(
         "cells": cells,
         "counters": [counted(counters[kernel], timing) for kernel, timing in timings.items()],
     }
+
+
+def _cells(timings: Mapping[str, Artifact], ceilings: Artifact, stale: Sequence[str]) -> list[Artifact]:
+    # What is stale was left over from an earlier run, whose device and floors are not those of the ceilings.
+    judges = {kernel: None if f"timing@{kernel}" in stale else ceilings for kernel in timings}
+    return [cell for kernel, timing in timings.items() for cell in derive_cells(timing, judges[kernel])]
 
 
 def _with_counts(counters: Mapping[str, Artifact]) -> list[Artifact]:

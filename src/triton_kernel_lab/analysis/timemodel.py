@@ -60,9 +60,12 @@ def mix_ns(ladders: Sequence[Mapping[str, Any]], read: int, write: int) -> Fract
     """The time of a read/write mix: linear in the read share between two ladders.
 
     The share is 0 on the write ladder, 1/2 on the copy and 1 on the read one.
+    Traffic of one direction never has the bus turn round, so it is held to be no
+    slower than a copy of as many bytes, whatever its ladder's kernel made of it.
     """
     total = read + write
     write_ns, copy_ns, read_ns = (ladder_ns(_rungs(ladders, kind), total) for kind in _MIX)
+    write_ns, read_ns = min(write_ns, copy_ns), min(read_ns, copy_ns)
     position = Fraction(2 * read, total) if total else Fraction(1)
     if position <= 1:
         return write_ns + (copy_ns - write_ns) * position

@@ -11,8 +11,7 @@ KERNELS: list[str] = [
     "selected_attention",
     "int4_linear",
     "swiglu_linear",
-    "flash_attention",
 ]
 
-PENDING: list[str] = []
+PENDING: list[str] = ["flash_attention"]
 """Operators with a case and tests but no tracked measurement yet: no stage runs for them, and no table has them."""

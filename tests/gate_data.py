@@ -234,6 +234,7 @@ def side(*timings: Artifact, **changed: Any) -> Present:
         },
         "correctness": {artifact["kernel"]: {"passed": True, "cells": []} for artifact in timings},
         "stale": frozenset(),
+        "empty_window_ns": 1280,
         "quantum_ns": 32,
         "noise_floor": None,
     }

@@ -471,6 +471,33 @@ def test_f82_another_machine_or_stack_is_not_comparable_and_names_what_differs(
     assert verdict["cells"][0]["reason"] == "another machine or stack"
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "verdict"),
+    [
+        (1280, 2880, "NOT_COMPARABLE"),
+        (2880, 1280, "NOT_COMPARABLE"),
+        (1280, 1504, "EQUIVALENT"),
+        (None, 2880, "EQUIVALENT"),
+    ],
+)
+def test_f82_a_host_with_another_empty_window_is_not_comparable(before: int | None, now: int, verdict: str) -> None:
+    """1.6 us more between any two events are no regression, and no equivalence; a rebaseline may accept them."""
+    base, current = (
+        side(one(scaled(STEADY, factor)), empty_window_ns=ns) for factor, ns in ((1, before), (1.0005, now))
+    )
+    (row,) = judged(base, current)["cells"]
+    assert row["verdict"] == verdict
+    if verdict == "NOT_COMPARABLE":
+        assert row["reason"] == f"an empty event window: base {before} ns, current {now} ns"
+
+
+def test_f82_a_graph_has_no_window_of_its_own_for_each_call() -> None:
+    """The constant of a pair of events is no share of a call in a graph, and forbids no comparison there."""
+    base, now = (one(scaled(STEADY, factor), regime="graph") for factor in (1, 1.0005))
+    (row,) = judged(side(base, empty_window_ns=1280), side(now, empty_window_ns=2880))["cells"]
+    assert row["verdict"] == "EQUIVALENT"
+
+
 def test_a_kernel_measured_by_another_protocol_or_claim_or_of_other_work_is_not_comparable() -> None:
     """The row says in what the two measurements differ."""
     protocol = {"sweep_bytes": 1, "input_sets": 3, "samples": {"cold_clean": 20}}

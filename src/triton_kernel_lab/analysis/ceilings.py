@@ -9,7 +9,7 @@ from triton_kernel_lab.analysis.stats import percentile, rate_per_s
 from triton_kernel_lab.analysis.vendor import vendor_spec
 from triton_kernel_lab.artifacts import Artifact
 
-__all__ = ["CeilingsError", "null_kernel_ns", "summarise_ceilings"]
+__all__ = ["CeilingsError", "empty_window_ns", "null_kernel_ns", "summarise_ceilings"]
 
 _MEND = "run `dvc repro ceilings`."
 
@@ -41,6 +41,12 @@ def null_kernel_ns(summary: Mapping[str, Any], regime: str) -> int:
     """The p50 of an empty kernel in a cold regime, the clean one where no other was measured."""
     floors = {floor["name"]: floor["p50_ns"] for floor in summary["floors"]}
     return int(floors.get(regime.replace("cold", "null_kernel"), floors["null_kernel_clean"]))
+
+
+def empty_window_ns(ceilings: Artifact) -> int | None:
+    """The p50 between two events with nothing between them, None where it was not measured: a host's own constant."""
+    found = [floor for floor in ceilings["floors"] if floor["name"] == "empty_event"]
+    return _p50(found[0]["samples_ns"]) if found else None
 
 
 def _p50(samples: Sequence[int]) -> int:

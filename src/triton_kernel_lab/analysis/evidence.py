@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from triton_kernel_lab import artifacts, revisions, sources
+from triton_kernel_lab.analysis.ceilings import empty_window_ns
 from triton_kernel_lab.analysis.inputs import kernel_path, read_each, read_one
 from triton_kernel_lab.analysis.sides import NotComparableError
 from triton_kernel_lab.artifacts import Artifact, ArtifactError
@@ -18,11 +19,15 @@ __all__ = ["Present", "Side", "folder", "of_commit", "of_tree"]
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a comparison: its machine, and the timing artifact of each kernel with its bytes' SHA-256."""
+    """One side of a comparison: its machine, and the timing artifact of each kernel with its bytes' SHA-256.
+
+    ``empty_window_ns`` lies between two events with nothing between them, None where that is not known.
+    """
 
     environment: Artifact
     timings: Mapping[str, Artifact]
     digests: Mapping[str, str]
+    empty_window_ns: int | None
 
 
 @dataclass(frozen=True)
@@ -56,14 +61,15 @@ def of_tree(project: Project) -> Present:
         for kernel, timing in timings.items()
         if timing["producer"]["source_sha256"] != sources.stage_digest(project.root, "timing", kernel)
     }
-    floor = project.artifacts / "noise_floor.json"
+    floor, ceilings = project.artifacts / "noise_floor.json", read_one(project, "ceilings")
     return Present(
         environment=read_one(project, "environment"),
         timings=timings,
         digests={kernel: artifacts.sha256_file(kernel_path(project, "timing", kernel)) for kernel in timings},
+        empty_window_ns=empty_window_ns(ceilings),
         correctness=read_each(project, "correctness"),
         stale=frozenset(stale),
-        quantum_ns=read_one(project, "ceilings")["timer_quantum_ns"] or 0,
+        quantum_ns=ceilings["timer_quantum_ns"] or 0,
         noise_floor=artifacts.read(floor, "noise_floor") if floor.is_file() else None,
     )
 
@@ -76,10 +82,10 @@ def of_commit(project: Project, commit: str) -> Side:
         ArtifactError: one is not sound.
         RevisionError: git cannot answer.
     """
-    place = f"{folder(project)}/environment.json"
+    place, floors = f"{folder(project)}/environment.json", f"{folder(project)}/ceilings.json"
     names = revisions.list_files(project.root, commit, f"{folder(project)}/timing")
     names = [name for name in names if name.endswith(".json")]
-    raw, *rest = revisions.read_files(project.root, [(commit, name) for name in (place, *names)])
+    raw, ceilings, *rest = revisions.read_files(project.root, [(commit, name) for name in (place, floors, *names)])
     if raw is None or not names:
         raise NotComparableError(
             f"{folder(project)}: expected environment.json and timing/*.json in commit {commit[:12]}, found none; "
@@ -90,6 +96,7 @@ def of_commit(project: Project, commit: str) -> Side:
         environment=_parse(raw, commit, place, "environment"),
         timings={kernel: _parse(data, commit, name, "timing") for kernel, (name, data) in found.items()},
         digests={kernel: hashlib.sha256(data).hexdigest() for kernel, (_, data) in found.items()},
+        empty_window_ns=empty_window_ns(_parse(ceilings, commit, floors, "ceilings")) if ceilings else None,
     )
 
 

@@ -17,6 +17,9 @@ LEAST_PROCESSES = 2
 """A single process has no spread, and no test can be made of it."""
 
 _PROTOCOL = ("sweep_bytes", "input_sets")
+# Windows between two events; the margin of the gate knows nothing of a constant in each of them.
+_BETWEEN_EVENTS = ("cold_clean", "cold_dirty", "warm")
+_SAME_WINDOW_NS = 250
 
 
 class RenameError(ValueError):
@@ -130,7 +133,17 @@ class Obstacles:
         for fact in _PROTOCOL:
             if there["protocol"][fact] != here["protocol"][fact]:
                 lines.append(f"protocol.{fact}: base {there['protocol'][fact]}, current {here['protocol'][fact]}")
+        if pair.key[3] in _BETWEEN_EVENTS:
+            lines += self._other_window()
         return Settled("NOT_COMPARABLE", "; ".join(lines), acceptable=True) if lines else None
+
+    def _other_window(self) -> list[str]:
+        """A line where the two hosts read other times between the events of an empty window."""
+        assert self._base is not None
+        there, here = self._base.empty_window_ns, self._now.empty_window_ns
+        if there is None or here is None or abs(there - here) <= _SAME_WINDOW_NS:
+            return []
+        return [f"an empty event window: base {there} ns, current {here} ns"]
 
     def _unchanged(self, pair: Pair) -> Settled | None:
         assert self._base is not None

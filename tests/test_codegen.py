@@ -265,6 +265,24 @@ def test_every_line_of_a_launch_table_is_audited(kernel: str, target: str) -> No
     assert [line for line in lines if line not in chosen] == []
 
 
+def test_inputs_lie_in_the_order_of_the_arguments() -> None:
+    """What is compiled for two weights depends on which comes first in memory, and so not on an allocator's mood."""
+    import torch
+
+    from triton_kernel_lab.cases._base import load
+    from triton_kernel_lab.codegen import launches
+
+    call = next(call for call in launches.calls(load("swiglu_linear")) if call.dims == (512, 8960, 1536))
+    for _ in range(3):
+        kept = [torch.empty(1 << 20) for _ in range(3)]
+        (launch,) = launches.plan(call, "sm_90")
+        starts = [tensor.data_ptr() for tensor in launch.tensors[:3]]
+        assert starts == sorted(starts)
+        assert all(start % 256 == starts[0] % 256 for start in starts)
+        assert launch.constants["ORDER"] == 1
+        del kept
+
+
 def test_a_fallback_is_a_launch_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator that leaves Triton on a target is named with its reason, not passed over."""
     from triton_kernel_lab import routing

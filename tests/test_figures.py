@@ -322,6 +322,17 @@ def test_no_share_is_shown_near_the_floor(measured: Sources) -> None:
     assert svg.render(BY_NAME["attainable"], shown).count("<!-- floor -->") == ratios.count(None)
 
 
+def test_a_cell_without_a_sound_time_is_none_and_not_near_the_floor(measured: Sources) -> None:
+    """Where the samples of ours are flagged the picture says none: nothing is known of how near to a launch it was."""
+    shown = copy.deepcopy(BY_NAME["attainable"].data(measured))
+    before = svg.render(BY_NAME["attainable"], shown)
+    row = next(row for rows in shown["panels"].values() for row in rows if row["ratio"]["triton"] is None)
+    row["timed"] = False
+    after = svg.render(BY_NAME["attainable"], shown)
+    assert after.count("<!-- none -->") == 1 + before.count("<!-- none -->")
+    assert after.count("<!-- floor -->") == before.count("<!-- floor -->") - 1
+
+
 def test_bandwidth_leaves_out_what_arithmetic_bounds(measured: Sources) -> None:
     """A cell whose attainable time is longer than that of its bytes is no point among the ladders."""
     first, *others = cells.kernels(measured.roofline)

@@ -8,6 +8,7 @@ compile, does it get another answer.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ from triton_kernel_lab.cases._base import DTYPES, Case, Dims, Tensors, Variant, 
 from triton_kernel_lab.ops import _checks, _launch
 
 __all__ = ["Call", "Launch", "calls", "plan"]
+
+# Bytes; a device's allocator starts no tensor at a lesser multiple.
+_APART = 256
 
 
 @dataclass(frozen=True)
@@ -96,20 +100,27 @@ class _Unseeded(TorchFunctionMode):  # type: ignore[misc]
 
 
 def _unfilled(call: Call) -> Tensors:
-    """The inputs of a call without their values: drawn without memory, then reserved."""
+    """The inputs of a call without their values: drawn without memory, then reserved.
+
+    They lie side by side in their order, for an operator may ask which of two comes first in memory, and
+    what it compiles must not depend on where an allocator happens to put them.
+    """
     with _Unseeded() as generator:
         drawn = call.variant.inputs(call.dims, call.dtype, generator)
-    return tuple(map(_reserved, drawn))
+    sizes = [math.ceil(tensor.untyped_storage().nbytes() / _APART) * _APART for tensor in drawn]
+    places = torch.empty(sum(sizes), dtype=torch.uint8).split(sizes)
+    return tuple(map(_reserved, drawn, places))
 
 
-def _reserved(drawn: torch.Tensor) -> torch.Tensor:
-    """Memory with the layout of a tensor that has none."""
+def _reserved(drawn: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """A tensor in ``place`` with the layout of one that has no memory."""
     if not drawn.is_meta:
         return drawn
-    elements = drawn.untyped_storage().nbytes() // drawn.element_size()
+    elements = place[: drawn.untyped_storage().nbytes()].view(drawn.dtype)
     # Integers may be lengths or indices, which an operator may look at.
-    make = torch.empty if drawn.is_floating_point() else torch.zeros
-    return make(elements, dtype=drawn.dtype).as_strided(drawn.shape, drawn.stride(), drawn.storage_offset())
+    if not drawn.is_floating_point():
+        elements.zero_()
+    return elements.as_strided(drawn.shape, drawn.stride(), elements.storage_offset() + drawn.storage_offset())
 
 
 @contextlib.contextmanager

@@ -38,6 +38,7 @@ def _rows(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         {
             "shape": cell["shape"],
             "attainable_ns": cell["attainable_ns"],
+            "timed": cells.shown_p50(cell)["triton"] is not None,
             "ratio": {
                 "triton": cells.ratio_of(cell, "triton"),
                 "torch_compile": cells.ratio_of(cell, "torch_compile"),
@@ -59,7 +60,7 @@ def _draw(figure: Figure, shown: Mapping[str, Any]) -> None:
     for index, (kernel, rows) in enumerate(panels.items()):
         _panel(axes[index], kernel, shown["dtypes"][kernel], rows)
         axes[index].tick_params(axis="y", labelleft=index % columns == 0)
-    note = "below each shape its attainable time; floor: too near a launch for a share to be claimed"
+    note = "below each shape its attainable time; floor: too near a launch to claim a share; none: no sound time"
     heading(figure, f"Share of attainable time, {shown['device']}", note, _handles())
 
 
@@ -93,7 +94,7 @@ def _panel(axis: Axes, kernel: str, dtype: str, rows: Sequence[Mapping[str, Any]
         _dots(axis, rows, name)
     for at, row in enumerate(rows):
         if row["ratio"]["triton"] is None:
-            axis.text(at, 0.04, "floor", ha="center", fontsize=6.0, color=palette.MUTED)
+            axis.text(at, 0.04, "floor" if row["timed"] else "none", ha="center", fontsize=6.0, color=palette.MUTED)
 
 
 def _ticks(rows: Sequence[Mapping[str, Any]]) -> list[str]:

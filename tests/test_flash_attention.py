@@ -197,7 +197,7 @@ def test_later_keys_do_not_reach_earlier_queries() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [1, 8, 16, 40, 64, 72, 80, 96, 112, 160, 256])
+@pytest.mark.parametrize("width", [1, 8, 16, 40, 64, 72, 80, 96, 112, 128, 160, 192, 256])
 def test_f29_every_feature_of_any_head_dimension_counts(width: int, dtype: torch.dtype) -> None:
     """All signal lies in the last features of q, k and v, and the answer is that of float64."""
     q, k, v = draw(3, 20, 1, 1, width, dtype)
@@ -630,6 +630,17 @@ def test_tracked_launches_are_right_on_a_gpu(queries: int, keys: int, width: int
         out, lse = flash_attention(q, k, v, causal=causal, return_lse=True)
         assert check.verdict(check.measure(out, expected), bound) == []
         assert torch.allclose(lse.double(), expected_lse, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_f34_early_rows_of_a_long_fp32_sequence_keep_their_promise() -> None:
+    """Rows that see few of 16384 keys average no error away, and stay within 1e-5 of an element and the typical one."""
+    q, k, v = draw(16384, 16384, 1, 1, 128, torch.float32)
+    out = flash_attention(q, k, v, causal=True)
+    few = 1024
+    expected, _ = oracle(q[:, :few], k[:, :few], v[:, :few], mask(few, few, True))
+    allowed = 1e-5 * (expected.abs() + out.double().square().mean().sqrt())
+    assert ((out[:, :few].double() - expected).abs() <= allowed).all()
 
 
 @pytest.mark.gpu

@@ -447,16 +447,19 @@ def test_shares_grow_without_cliffs(tasks: int, grain: int) -> None:
 # Pages.
 
 
+@WAYS
 @pytest.mark.parametrize(("method", "size"), [("rows", 3), ("group", 1), ("group", 16)])
-def test_pages_give_the_bits_of_a_cache_without(size: int, method: str) -> None:
+def test_pages_give_the_bits_of_a_cache_without(size: int, method: str, way: dict[str, Any]) -> None:
     """Through a table, in any order and with pages of any size, the result is that of the gathered rows."""
     q, k, v = randn(2, 2, 24), randn(2, 50, 2, 24), randn(2, 50, 2, 24, seed=1)
-    indices = random_choice((2, 2, 37), 50)
+    indices = random_choice((2, 2, 137), 50)
     k_cache, v_cache, table = paged(k, v, size)
-    with _launch.forced(config(method, 32)):
-        assert_same_bits(
-            selected_attention_paged(q, k_cache, v_cache, table, indices), selected_attention(q, k, v, indices)
-        )
+    # A tile a program, two, and all of them.
+    for grain in (100, 800, ONE_PROGRAM):
+        with _launch.forced(config(method, 32, grain) | way):
+            assert_same_bits(
+                selected_attention_paged(q, k_cache, v_cache, table, indices), selected_attention(q, k, v, indices)
+            )
 
 
 @functools.cache
@@ -764,6 +767,22 @@ def test_f22_twenty_runs_give_the_same_bits(method: str) -> None:
         torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
             assert_same_bits(selected_attention(q, k, v, indices), first)
+
+
+@pytest.mark.gpu
+@FORMS
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_line_for_large_batches_is_right_on_a_gpu(dtype: torch.dtype, form: str) -> None:
+    """With indices a tile ahead, a short last tile and a few large programs: right, and the same bits in each run."""
+    line = [each["config"] for each in _launch._table("selected_attention")["sm_90"] if each["max_itemsize"] == 2][-1]
+    assert line["ahead"] == 1
+    q, k, v = randn(2, 8, 128).to(dtype), randn(2, 5000, 2, 128).to(dtype), randn(2, 5000, 2, 128, seed=1).to(dtype)
+    indices = random_choice((2, 2, 3000), 5000)
+    with _launch.forced(line):
+        first = attend(form, q, k, v, indices)
+        assert_right(first, oracle(q, k, v, indices)[0], dtype)
+        for _ in range(20):
+            assert_same_bits(attend(form, q, k, v, indices), first)
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import operator_checks as checks
@@ -134,6 +135,58 @@ def test_f10_misaligned_tensors(rows: int) -> None:
         assert_right(swiglu_linear(*tensors), oracle(*tensors), torch.float16)
 
 
+DESCRIBED = {"kernel": "described", "block_m": 16, "block_n": 64, "block_k": 32, "group": 2, "per_processor": 1}
+DESCRIBED |= {"num_stages": 1, "num_warps": 4}
+
+
+@pytest.mark.parametrize("cuts", [1, 4])
+def test_rows_that_repeat_or_overlap_are_read_where_they_are(cuts: int) -> None:
+    """One row for all of x or of a weight, and rows a third of their length apart: no descriptor tells such strides."""
+    x, w_gate, w_up = drawn(20, 96, 48)
+    sliding = randn(95 * 16 + 48).as_strided((96, 48), (16, 1))
+    with _launch.forced({**DESCRIBED, "cuts": cuts}), check.poisoned():
+        for tensors in (
+            (x[:1].expand(20, 48), w_gate, w_up),
+            (x, w_gate[:1].expand(96, 48), w_up),
+            (x, w_gate, w_up[:1].expand(96, 48)),
+            (x, sliding, w_up),
+            (randn(19 * 16 + 48).as_strided((20, 48), (16, 1)), w_gate, sliding),
+        ):
+            assert_right(swiglu_linear(*tensors), oracle(*tensors), torch.float32)
+
+
+F01 = """
+import sys, operator_checks as checks, torch
+from triton_kernel_lab import routing
+from triton_kernel_lab.ops import _launch
+from triton_kernel_lab.ops.swiglu_linear import swiglu_linear
+far = checks.far_apart(32)
+if far is None:
+    print("no memory")
+else:
+    near = [checks.randn(3, 32, dtype=torch.float16, seed=seed) for seed in (1, 2)]
+    extra = {"vector": {}, "streamed": {"split": 2}}.get(
+        sys.argv[1], {"block_m": 16, "group": 2, "per_processor": 1, "cuts": 1}
+    )
+    config = {"kernel": sys.argv[1], "block_n": 16, "block_k": 16, "num_stages": 1, "num_warps": 4, **extra}
+    with routing.strict(), _launch.forced(config):
+        for place in range(3):
+            tensors, copies = ([*near[:place], x, *near[place:]] for x in (far, far.contiguous()))
+            assert torch.equal(swiglu_linear(*tensors), swiglu_linear(*copies)), place
+    print("same")
+"""
+
+
+@pytest.mark.parametrize("kernel", ["vector", "streamed", "tiled", "described"])
+def test_f01_offsets_beyond_two_to_the_31(kernel: str) -> None:
+    """Rows of x and of both weights that begin more than 2^31 elements apart are read where they are."""
+    done = checks.run_python(F01, kernel)
+    assert done.returncode == 0, done.stderr
+    if done.stdout.strip() == "no memory":
+        pytest.skip("the host does not reserve 4 GiB of virtual memory")
+    assert done.stdout.strip() == "same"
+
+
 @pytest.mark.parametrize("kernel", ["vector", "streamed", "tiled", "described"])
 def test_f60_every_kernel_is_right_for_every_number_of_rows(kernel: str) -> None:
     """Each kernel alone, on poisoned memory, at the sizes that the table gives to the others."""
@@ -152,8 +205,7 @@ def test_f60_every_kernel_is_right_for_every_number_of_rows(kernel: str) -> None
 def test_every_output_is_written_however_the_last_wave_is_cut(shape: tuple[int, int, int], cuts: int) -> None:
     """No, some and only whole waves, tails in both directions: right on poisoned memory, the same in each launch."""
     tensors = drawn(*shape)
-    config = {"kernel": "described", "block_m": 16, "block_n": 64, "block_k": 32, "group": 2, "per_processor": 1}
-    with _launch.forced({**config, "cuts": cuts, "num_stages": 1, "num_warps": 4}), check.poisoned():
+    with _launch.forced({**DESCRIBED, "cuts": cuts}), check.poisoned():
         first, second = swiglu_linear(*tensors), swiglu_linear(*tensors)
     assert_right(first, oracle(*tensors), torch.float32)
     assert_same_bits(first, second)
@@ -168,16 +220,44 @@ def test_the_last_wave_is_cut_only_as_far_as_it_stays_one_wave(tiles: int, progr
     assert op._cuts(tiles, programs, most) == cuts
 
 
+def laid_out(w_gate: torch.Tensor, w_up: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The pair as any model may hold it: behind each other, row by row, of unlike rows, one twice."""
+    rows, columns = w_gate.shape
+    yield from itertools.permutations(torch.cat((w_gate, w_up)).split(rows))
+    yield from itertools.permutations(torch.cat((w_gate, w_up), 1).split(columns, 1))
+    # A row more: the second begins within the rows of the first.
+    yield from itertools.permutations([(both := torch.cat((w_gate, w_up[:1])))[:-1], both[1:]])
+    yield torch.cat((w_gate, w_up), 1)[:, :columns], w_up
+    yield w_gate, w_gate
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("cuts", [1, 4])
-def test_weights_are_right_in_either_order_in_memory(cuts: int) -> None:
-    """Up behind gate, gate behind up, one tensor for both, rows of different lengths: each is its own plan."""
-    x, w_gate, w_up = drawn(20, 96, 48)
-    low, high = torch.cat((w_gate, w_up)).split(96)
-    wide = torch.cat((w_gate, w_up), 1)[:, :48]
-    config = {"kernel": "described", "block_m": 16, "block_n": 64, "block_k": 32, "group": 2, "per_processor": 1}
-    with _launch.forced({**config, "cuts": cuts, "num_stages": 1, "num_warps": 4}), check.poisoned():
-        for weights in ((low, high), (high, low), (low, low), (wide, w_up)):
-            assert_right(swiglu_linear(x, *weights), oracle(x, *weights), torch.float32)
+def test_weights_are_right_wherever_they_lie(cuts: int, dtype: torch.dtype) -> None:
+    """Each layout of the two weights in memory is its own plan, and gives the right result."""
+    x, *pair = drawn(20, 96, 48, dtype)
+    with _launch.forced({**DESCRIBED, "cuts": cuts}), check.poisoned():
+        for weights in laid_out(*pair):
+            assert_right(swiglu_linear(x, *weights), oracle(x, *weights), dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [256, 600])
+def test_weights_are_right_wherever_they_lie_on_a_gpu(rows: int, dtype: torch.dtype) -> None:
+    """The tensor memory accelerator takes any distance between the two that is a multiple of 16 bytes."""
+    x, *pair = drawn(rows, 1040, 520, dtype)
+    for weights in laid_out(*pair):
+        assert_right(swiglu_linear(x, *weights), oracle(x, *weights), dtype)
+
+
+@pytest.mark.gpu
+def test_a_plan_of_one_thread_serves_another() -> None:
+    """Triton keeps what allocates a launch's descriptors for each thread; a plan brings its own."""
+    tensors = drawn(256, 256, 512, torch.bfloat16)
+    here = swiglu_linear(*tensors)
+    with ThreadPoolExecutor(1) as pool:
+        assert_same_bits(pool.submit(swiglu_linear, *tensors).result(), here)
 
 
 def test_weights_too_far_apart_for_a_descriptor_have_no_order() -> None:
@@ -359,9 +439,14 @@ def test_autocast_changes_no_gradient() -> None:
         assert_same_bits(gradient, reference)
 
 
-def test_f54_activation_checkpointing_changes_no_gradient() -> None:
-    """A checkpointed call gives the same bits as a plain one."""
+@pytest.mark.parametrize(
+    "shape", [None, pytest.param((256, 256, 512), marks=pytest.mark.gpu)], ids=["few_rows", "many_rows"]
+)
+def test_f54_activation_checkpointing_changes_no_gradient(shape: tuple[int, int, int] | None) -> None:
+    """A checkpointed call, computed anew in a thread of autograd's, gives the same bits as a plain one."""
     tensors = asking((True, True, True))
+    if shape:
+        tensors = [tensor.requires_grad_() for tensor in drawn(*shape, torch.bfloat16)]
     plain = checks.gradients(swiglu_linear, torch.sum, *tensors)
     again = checks.gradients(
         lambda *leaves: checkpoint(swiglu_linear, *leaves, use_reentrant=False), torch.sum, *tensors

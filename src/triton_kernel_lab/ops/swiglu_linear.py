@@ -90,6 +90,7 @@ def _streamed_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr,
+    FAR: tl.constexpr,
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -103,6 +104,8 @@ def _streamed_kernel(
     tile, part = tl.program_id(0), tl.program_id(1)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, BLOCK_M)
+    # Rows of x may lie further apart than 32 bits count; the host has looked.
+    rows = (m.to(tl.int64) if FAR else m)[None, :] * x_stride
     read = tl.minimum(n, N - 1).to(tl.int64)
     columns = tl.arange(0, BLOCK_K)
     gate = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -113,12 +116,12 @@ def _streamed_kernel(
         if EVEN:
             g = tl.load(gate_ptr + read[:, None] * gate_stride + c[None, :], eviction_policy="evict_first")
             u = tl.load(up_ptr + read[:, None] * up_stride + c[None, :], eviction_policy="evict_first")
-            x = tl.load(x_ptr + m[None, :] * x_stride + c[:, None], mask=(m < M)[None, :], other=0.0)
+            x = tl.load(x_ptr + rows + c[:, None], mask=(m < M)[None, :], other=0.0)
         else:
             inside = c < K
             g = tl.load(gate_ptr + read[:, None] * gate_stride + c[None, :], mask=inside[None, :], other=0.0)
             u = tl.load(up_ptr + read[:, None] * up_stride + c[None, :], mask=inside[None, :], other=0.0)
-            x = tl.load(x_ptr + m[None, :] * x_stride + c[:, None], mask=(m < M)[None, :] & inside[:, None], other=0.0)
+            x = tl.load(x_ptr + rows + c[:, None], mask=(m < M)[None, :] & inside[:, None], other=0.0)
         gate = dot_add(g, x, gate, PRECISION)
         up = dot_add(u, x, up, PRECISION)
     inside = (n < N)[:, None] & (m < M)[None, :]
@@ -216,6 +219,7 @@ def _weight_tiles(
         BYTES: tl.constexpr = gate_ptr.dtype.element_ty.primitive_bitwidth // 8
         apart = (up_ptr.to(tl.int64) - gate_ptr.to(tl.int64)) // BYTES * ORDER
         first = gate_ptr if ORDER > 0 else up_ptr
+        # The distance need be no multiple of a row.
         gate_tiles = tl.make_tensor_descriptor(first, [2, N, K], [apart, gate_stride, 1], [2, BLOCK_N, BLOCK_K])
         up_tiles = gate_tiles
     return gate_tiles, up_tiles
@@ -373,8 +377,11 @@ def _plan(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> Any:
 
 
 def _describable(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> bool:
-    """Whether tensor descriptors can tell the layouts: rows begin at multiples of 16 bytes, in the output too."""
+    """Whether tensor descriptors can tell the layouts: rows apart, at multiples of 16 bytes, in the output too."""
     tensors = (x, w_gate, w_up)
+    # One row for all, or rows that overlap: a descriptor is told no stride below a row.
+    if any(tensor.shape[0] > 1 and tensor.stride(0) < tensor.shape[1] for tensor in tensors):
+        return False
     starts = [tensor.data_ptr() for tensor in tensors]
     steps = [max(tensor.stride(0), tensor.shape[1]) * tensor.element_size() for tensor in tensors]
     return all(number % 16 == 0 for number in (*starts, *steps, w_gate.shape[0] * x.element_size()))
@@ -432,6 +439,7 @@ def _streamed(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, config:
         "BLOCK_N": config["block_n"],
         "BLOCK_K": block_k,
         "SPLIT": split,
+        "FAR": (M - 1) * x.stride(0) + K >= 2**31,
         "STAGES": config["num_stages"],
         "PRECISION": _precision(x),
     }
@@ -486,7 +494,7 @@ def _tiled(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, config: di
         alike = w_gate.stride(0) == w_up.stride(0)
         constants["ORDER"] = _order(w_gate.data_ptr(), w_up.data_ptr()) if alike else 0
         tiles = programs if cuts > 1 else min(tiles, programs)
-        # A stride of one row is never taken, but a descriptor wants one that is a multiple of 16 bytes.
+        # The stride of a single row is never taken, but a descriptor wants one that is a multiple of 16 bytes.
         strides = (*strides[:2], *(max(stride, K) for stride in strides[2:]))
         kernel = _described_kernel
     launch = _launch.bind(
@@ -498,9 +506,13 @@ def _tiled(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, config: di
         config=config,
         num_warps=config["num_warps"],
     )
+    described = kernel is _described_kernel
 
     def run(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> torch.Tensor:
         y = x.new_empty(M, N)
+        if described:
+            # Triton keeps it for each thread, and one that did not plan, such as autograd's, has none.
+            triton.set_allocator(_launch._scratch)
         launch(x, w_gate, w_up, y)
         return y
 

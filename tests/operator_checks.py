@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,33 @@ LOSSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "transposed": lambda y: y.transpose(0, 1).contiguous().pow(2).sum(),
     "one_row_expanded": lambda y: (y * torch.linspace(-1, 1, y.shape[-1]).to(y).expand_as(y)).sum(),
 }
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """Within the context PyTorch refuses what has another result on each run."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def graphs_compiled(function: Callable[..., Any], calls: Iterable[tuple[torch.Tensor, ...]]) -> int:
+    """F56: into how many graphs torch.compile makes these calls, each of which gives what the eager call gives."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+    for inputs in calls:
+        found, expected = compiled(*inputs), function(*inputs)
+        assert (found.shape, found.dtype, found.stride()) == (expected.shape, expected.dtype, expected.stride())
+        assert torch.equal(found, expected)
+    return len(graphs)
 
 
 def run_python(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

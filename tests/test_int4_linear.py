@@ -473,6 +473,13 @@ def test_f56_compiles_into_one_graph() -> None:
         assert torch.equal(compiled(x), int4_linear(x, packed, scales, 64) * 2)
 
 
+def test_f56_a_batch_of_any_size_recompiles_no_more_than_expected() -> None:
+    """One row, two and none make a graph each at most, and every other number takes that of two."""
+    packed, scales = layer(20, 100, 64, torch.float32)
+    batches = ((randn(rows, 100),) for rows in (1, 2, 0, 5, 7, 1, 0))
+    assert checks.graphs_compiled(lambda x: int4_linear(x, packed, scales, 64), batches) <= 3
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_f56_meta_tensors_give_shape_dtype_and_strides(dtype: torch.dtype) -> None:
     """On the meta device packing and multiplying only describe what would come."""

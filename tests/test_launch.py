@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -261,6 +263,91 @@ def test_what_was_launched_is_on_record() -> None:
     assert launch.registers > 0
     assert launch.spills == 0
     assert len(launch.cubin_sha256) == 64
+
+
+class Devices:
+    """What a launch asks of CUDA, with no GPU: which device is current, its streams, and a kernel that notes both."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+        self.current, self.entered, self.started = 0, list[int](), list[tuple[int, tuple[Any, ...]]]()
+        self.error: Exception | None = None
+        active = SimpleNamespace(get_current_stream=lambda device: f"stream of {device}")
+        driver = SimpleNamespace(runtime=SimpleNamespace(driver=SimpleNamespace(active=active)), __version__=version)
+        monkeypatch.setattr(_launch, "INTERPRET", False)
+        monkeypatch.setattr(_launch, "triton", driver)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: self.current)
+        monkeypatch.setattr(torch.cuda, "device", self.device)
+
+    @contextlib.contextmanager
+    def device(self, device: int) -> Iterator[None]:
+        before, self.current = self.current, device
+        self.entered.append(device)
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def start(self, *arguments: Any) -> None:
+        self.started.append((self.current, arguments))
+        if self.error is not None:
+            raise self.error
+
+    def warmup(self, *arguments: Any, **options: Any) -> Any:
+        self.start("compiled")
+        run = Launcher(self.start)
+        described = {"n_regs": 8, "n_spills": 0, "metadata": SimpleNamespace(shared=0), "asm": {"cubin": b""}}
+        return SimpleNamespace(run=run, function="function", packed_metadata="packed", **described)
+
+    def bound(self, device: int) -> Callable[..., None]:
+        """A kernel of one tensor, one scalar and one constant, bound to a device."""
+        fn = SimpleNamespace(__name__="_fake_kernel")
+        kernel = SimpleNamespace(arg_names=["x_ptr", "rows", "BLOCK"], warmup=self.warmup, fn=fn)
+        tensor: Any = SimpleNamespace(get_device=lambda: device)
+        return _launch.bind(kernel, (3,), (tensor,), (7,), {"BLOCK": 16}, config=ROWS, num_warps=1)
+
+
+class Launcher:
+    """Triton's launcher, which needs no scratch memory."""
+
+    global_scratch_size = profile_scratch_size = 0
+    launch_cooperative_grid = launch_pdl = False
+
+    def __init__(self, start: Callable[..., None]) -> None:
+        self.launch = self._start = start
+
+    def __call__(self, *arguments: Any) -> None:
+        self._start(*arguments)
+
+
+# The C function of the release that is known, and the launcher of any other.
+@pytest.mark.parametrize("version", ["3.6.0", "3.99.0"])
+def test_f47_a_launch_makes_the_device_of_its_tensors_current_and_leaves_it(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled and started on their device and its stream, whichever is current, which it is again afterwards."""
+    devices, x = Devices(monkeypatch, version), torch.zeros(4)
+    launch = devices.bound(1)
+    assert (devices.started, devices.entered, devices.current) == ([(1, ("compiled",))], [1], 0)
+    launch(x)
+    device, arguments = devices.started[-1]
+    assert (device, devices.entered, devices.current) == (1, [1, 1], 0)
+    assert arguments[:4] == (3, 1, 1, "stream of 1")
+    assert arguments[-3:] == (x.data_ptr(), 7, 16)
+    devices.current = 1
+    launch(x)
+    assert devices.started[-1] == (1, arguments)
+    # Where their device is current already, entering it would only cost time.
+    assert (len(devices.started), devices.entered, devices.current) == (3, [1, 1], 1)
+
+
+def test_f47_a_launch_that_fails_leaves_the_device_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller's device is current after an error of the launch, which reaches the caller and is not tried again."""
+    devices = Devices(monkeypatch, "3.6.0")
+    launch = devices.bound(1)
+    devices.error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        launch(torch.zeros(4))
+    assert ([device for device, _ in devices.started], devices.current) == ([1, 1], 0)
 
 
 # Rows.

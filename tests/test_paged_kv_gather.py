@@ -451,6 +451,21 @@ def test_f56_compiles_into_one_graph(wants_grad: bool) -> None:
         assert torch.equal(compiled(*arguments), paged_kv_gather(*arguments, total=30)[0] * 2)
 
 
+@pytest.mark.parametrize("output", [0, 1, 2])
+def test_f56_a_batch_of_any_size_recompiles_no_more_than_expected(output: int) -> None:
+    """One sequence, two and none make a graph each at most, and every other number takes that of two."""
+    cache = numbered(8, 16)
+
+    def gathered(table: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return gather(cache, table, lengths, total=40)[output]
+
+    batches = (
+        (ints([[b, 7 - b] for b in range(batch)]).view(batch, 2), ints([5 + b for b in range(batch)]))
+        for batch in (1, 2, 0, 5, 4, 1, 0)
+    )
+    assert checks.graphs_compiled(gathered, batches) <= 3
+
+
 def test_f56_a_learned_total_is_a_size_of_the_graph() -> None:
     """Where Dynamo may capture sizes that depend on data, a call without ``total`` compiles into one graph too."""
     torch._dynamo.reset()

@@ -420,6 +420,12 @@ def test_f56_compiles_into_one_graph(wants_grad: bool) -> None:
             assert torch.equal(compiled(q, k), qk_scores(q, k) + 1)
 
 
+def test_f56_a_batch_of_any_size_recompiles_no_more_than_expected() -> None:
+    """One sequence, two and none make a graph each at most, and every other number takes that of two."""
+    batches = (drawn(batch, 4, 2, 5, 40) for batch in (1, 2, 0, 5, 7, 1, 0))
+    assert checks.graphs_compiled(qk_scores, batches) <= 3
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_f56_meta_tensors_give_shape_dtype_and_strides(dtype: torch.dtype) -> None:
     """On the meta device nothing runs, and the scores are described as they would come."""
@@ -441,11 +447,12 @@ def test_f56_torch_library_finds_the_op_sound() -> None:
 @pytest.mark.parametrize("config", [KEYS, GROUP], ids=["keys", "group"])
 @pytest.mark.parametrize("block", [2, 8, 64])
 @pytest.mark.parametrize("keys", [1, 2, 65])
-def test_every_block_is_right_alone(keys: int, block: int, config: dict[str, object]) -> None:
-    """One block or several with a rest: the answer, and nothing beside the scores is written."""
+def test_f60_every_block_is_right_alone(keys: int, block: int, config: dict[str, object]) -> None:
+    """One block or several with a rest: the answer, in NaN-filled memory."""
     q, k = drawn(2, 4, 2, keys, 40)
-    with _launch.forced({**config, "block": block}):
-        assert_scores(qk_scores(q, k), oracle(q, k))
+    expected = oracle(q, k)
+    with _launch.forced({**config, "block": block}), check.poisoned():
+        assert_scores(qk_scores(q, k), expected)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -113,10 +114,12 @@ def test_dx_is_orthogonal_to_x(config: dict[str, object]) -> None:
     assert ((dx * x).sum(-1).abs() < 1e-5 * dx.norm(dim=-1) * x.norm(dim=-1)).all()
 
 
+# The interpreter's truncation to bf16 keeps 1 and 2048, and the sum is stored in fp32.
 @CONFIGS
-def test_f20_rows_are_summed_in_fp32(config: dict[str, object]) -> None:
-    """2048 and forty ones make 2088, where a running fp16 sum stays at 2048."""
-    ones = torch.ones(41, 16, dtype=torch.float16, device=DEVICE)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_f20_rows_are_summed_in_fp32(config: dict[str, object], dtype: torch.dtype) -> None:
+    """2048 and forty ones make 2088, where a running sum in fp16 or bf16 stays at 2048."""
+    ones = torch.ones(41, 16, dtype=dtype, device=DEVICE)
     dy = ones.clone()
     dy[0] = 2048
     with _launch.forced(config):
@@ -273,12 +276,36 @@ def test_f01_offsets_beyond_two_to_the_31() -> None:
 @pytest.mark.parametrize("shape", [(1, 128), (131, 1000), (132, 4096), (133, 8192), (37, 16384), (17, 65536)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_f21_f22_tracked_launches_are_right_on_a_gpu(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    """What the launch table chooses gives both gradients, bf16 included, with the same bits each time."""
+    """What the launch table chooses gives both gradients, bf16 included, the same bits each time and in any mode."""
     x, dy, weight = randn(*shape, dtype=dtype), randn(*shape, dtype=dtype, seed=1), randn(shape[1], dtype=dtype)
     found = rms_norm_backward(dy, x, weight, 1e-6, casting="gemma")
     assert_gradients(found, oracle(dy, x, weight), x, weight)
-    for _ in range(19):
-        for output, again in zip(found, rms_norm_backward(dy, x, weight, 1e-6, casting="gemma"), strict=True):
+    for mode in (contextlib.nullcontext, checks.deterministic):
+        with mode():
+            runs = [rms_norm_backward(dy, x, weight, 1e-6, casting="gemma") for _ in range(19)]
+        for output, again in (pair for run in runs for pair in zip(found, run, strict=True)):
             assert output is not None
             assert again is not None
             assert_same_bits(again, output)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", [None, ROWS | SUM, TILES | SUM], ids=["chosen", "rows", "tiles"])
+def test_f62_a_graph_replays_on_new_inputs(config: dict[str, object] | None) -> None:
+    """Captured after a warm-up, all launches of a backward pass follow inputs that were changed in place."""
+    x, dy = (randn(67, 4096, dtype=torch.bfloat16, seed=seed) for seed in (0, 1))
+    weight = randn(4096, dtype=torch.bfloat16, seed=2)
+    with contextlib.nullcontext() if config is None else _launch.forced(config):
+        rms_norm_backward(dy, x, weight, 1e-6)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = rms_norm_backward(dy, x, weight, 1e-6)
+        for seed, tensor in enumerate((dy, x, weight), start=7):
+            tensor.copy_(randn(*tensor.shape, dtype=torch.bfloat16, seed=seed))
+        for _ in range(2):
+            graph.replay()
+            for output, expected in zip(found, rms_norm_backward(dy, x, weight, 1e-6), strict=True):
+                assert output is not None
+                assert expected is not None
+                assert_same_bits(output, expected)

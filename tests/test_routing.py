@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import operator_checks as checks
 import pytest
 import torch
-from operator_checks import DEVICE, randn
+from operator_checks import DEVICE, assert_same_bits, randn
+from torch.utils.checkpoint import CheckpointError, checkpoint
 
-from triton_kernel_lab import rms_norm, routing, swiglu
+from triton_kernel_lab import add_rms_norm, add_rms_norm_, rms_norm, routing, swiglu, swiglu_linear, swiglu_packed
 from triton_kernel_lab.ops import _checks, _launch
 from triton_kernel_lab.routing import FallbackError, FallbackWarning, Route
 
@@ -46,6 +49,39 @@ def test_triton_serves_without_a_word() -> None:
     """A call that Triton takes leaves no route and no warning."""
     assert heard(rms_norm, randn(2, 8)) == []
     assert routing.report() == []
+
+
+def test_what_serves_a_call_is_the_plan_itself() -> None:
+    """Where Triton takes the inputs the route is what was built, so that a call passes through nothing more."""
+
+    def plan() -> None:
+        raise AssertionError("a route is not run when it is chosen")
+
+    def reference() -> None:
+        raise AssertionError("the reference does not serve")
+
+    assert routing.triton_route("op", None, lambda: plan, reference) is plan
+    assert routing.report() == []
+
+
+@pytest.mark.parametrize(("operator", "tensors"), [(rms_norm, 1), (swiglu, 2), (add_rms_norm, 2)])
+def test_an_operator_keeps_its_plan_unwrapped(
+    operator: Callable[..., Any], tensors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an operator looks up on a later call is the function that its plan made."""
+    module = importlib.import_module(f"triton_kernel_lab.ops.{operator.__name__}")
+    planned, plan = [], module._plan
+
+    def planning(*arguments: Any) -> Any:
+        planned.append(plan(*arguments))
+        return planned[-1]
+
+    monkeypatch.setattr(module, "_plan", planning)
+    for _ in range(2):
+        operator(*(randn(2, 8, seed=seed) for seed in range(tensors)))
+    (kept,) = module._plans.values()
+    assert len(planned) == 1
+    assert kept is planned[0]
 
 
 def test_float64_is_served_by_pytorch_with_the_reason() -> None:
@@ -342,3 +378,108 @@ def test_f66_a_driver_that_does_not_start_is_answered_by_pytorch(monkeypatch: py
         "device",
         "Triton's driver does not start: RuntimeError: Failed to find C compiler",
     )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [out_of_resources, lambda: RuntimeError("CUDA error: an illegal memory access was encountered")],
+    ids=["out_of_resources", "runtime_error"],
+)
+def test_f66_what_fails_after_writing_is_not_run_again(
+    make: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An in-place kernel that has started is launched once and its error is the caller's: no form meets its writes."""
+    error, launches = make(), []
+
+    def bind(*arguments: object, **options: object) -> Callable[..., None]:
+        def launch(x: torch.Tensor, residual: torch.Tensor, *rest: torch.Tensor) -> None:
+            launches.append(x.data_ptr())
+            x.fill_(5.0)
+            residual.add_(1.0)
+            raise error
+
+        return launch
+
+    monkeypatch.setattr(_launch, "bind", bind)
+    x, residual = randn(2, 8), randn(2, 8, seed=1)
+    written = residual + 1.0
+    for times in (1, 2):
+        with pytest.raises(type(error)) as caught:
+            add_rms_norm_(x, residual)
+        assert caught.value is error
+        # Once for each call of the caller's, a second one included.
+        assert launches == [x.data_ptr()] * times
+        assert_same_bits(x, torch.full_like(x, 5.0))
+        assert_same_bits(residual, written)
+        written = written + 1.0
+    assert routing.report() == []
+
+
+# A route that changes between the forward pass and its recomputation.
+
+CHECKPOINTED: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]]] = {
+    "rms_norm": (rms_norm, [(3, 80), (80,)]),
+    "swiglu": (swiglu, [(3, 80), (3, 80)]),
+    "swiglu_packed": (swiglu_packed, [(3, 80)]),
+    "swiglu_linear": (swiglu_linear, [(3, 16), (32, 16), (32, 16)]),
+    "add_rms_norm": (lambda *tensors: add_rms_norm(*tensors)[0], [(3, 80), (3, 80), (80,)]),
+    "add_rms_norm_sum": (lambda *tensors: sum(add_rms_norm(*tensors)), [(3, 80), (3, 80)]),
+}
+
+
+def checkpointed(
+    name: str, dtype: torch.dtype, change: Callable[[pytest.MonkeyPatch], object], forget: bool = True
+) -> list[bool]:
+    """For every choice of gradients: whether they are those without a checkpoint, or else a clear error.
+
+    The change is made after the forward pass and holds while it is computed anew.
+    """
+    function, shapes = CHECKPOINTED[name]
+    outcomes = []
+    for asked in itertools.product([False, True], repeat=len(shapes)):
+        if not any(asked):
+            continue
+        leaves = [
+            randn(*shape, dtype=dtype, seed=seed).requires_grad_(want)
+            for seed, (shape, want) in enumerate(zip(shapes, asked, strict=True))
+        ]
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        expected = torch.autograd.grad(function(*leaves).pow(2).sum(), wanted)
+        output = checkpoint(function, *leaves, use_reentrant=False)
+        with pytest.MonkeyPatch.context() as patch:
+            change(patch)
+            if forget:
+                _launch.forget_plans()
+            try:
+                found = torch.autograd.grad(output.pow(2).sum(), wanted)
+            except CheckpointError:
+                found = None
+        _launch.forget_plans()
+        limit = 1e-4 if dtype == torch.float32 else 2e-2
+        for gradient, other in zip(found or expected, expected, strict=True):
+            assert torch.allclose(gradient.double(), other.double(), rtol=limit, atol=limit), asked
+        outcomes.append(found is not None)
+    return outcomes
+
+
+@pytest.mark.filterwarnings("ignore::triton_kernel_lab.routing.FallbackWarning")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_f54_a_recomputation_that_triton_refuses_gives_no_wrong_gradient(name: str, dtype: torch.dtype) -> None:
+    """Where PyTorch computes anew what Triton computed, the gradients are the same or torch says what differs."""
+
+    def refuse(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(_checks, "refusal", lambda *tensors: ("inputs", "a test says so"))
+
+    assert checkpointed(name, dtype, refuse) != []
+    assert {route.reason for route in routing.report()} == {"a test says so"}
+
+
+@pytest.mark.filterwarnings("ignore::triton_kernel_lab.routing.FallbackWarning")
+@pytest.mark.parametrize("forget", [False, True])
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_f54_a_kernel_that_no_longer_loads_changes_no_gradient(name: str, forget: bool) -> None:
+    """A plan outlasts the forward pass; where it is lost, PyTorch computes anew with the same tensors saved."""
+    outcomes = checkpointed(name, torch.float32, lambda patch: failing(patch, out_of_resources()), forget)
+    assert all(outcomes)
+    assert {route.layer for route in routing.report()} == ({"launch"} if forget else set())

@@ -16,6 +16,7 @@ from operator_checks import DEVICE, DTYPES, LOSSES, amid_poison, assert_right, a
 from torch.utils.checkpoint import checkpoint
 
 from triton_kernel_lab import routing, swiglu, swiglu_packed
+from triton_kernel_lab.lab import check
 from triton_kernel_lab.ops import _launch
 from triton_kernel_lab.ops.swiglu_backward import swiglu_backward, swiglu_packed_backward
 
@@ -374,6 +375,14 @@ def test_f56_training_compiles_into_one_graph(asked: tuple[bool, bool]) -> None:
         assert not wanted or torch.equal(output, expected)
 
 
+@pytest.mark.parametrize("function", [swiglu, swiglu_packed])
+def test_f56_a_batch_of_any_size_recompiles_no_more_than_expected(function: Callable[..., torch.Tensor]) -> None:
+    """One row, two and none make a graph each at most, and every other number takes that of two."""
+    inputs = 1 if function is swiglu_packed else 2
+    batches = (tuple(randn(rows, 80, seed=seed) for seed in range(inputs)) for rows in (1, 2, 0, 5, 7, 1, 0))
+    assert checks.graphs_compiled(function, batches) <= 3
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_f56_meta_tensors_give_shape_dtype_and_strides(dtype: torch.dtype) -> None:
     """On the meta device nothing runs, and the output is described as it would come."""
@@ -395,12 +404,12 @@ def test_f56_torch_library_finds_the_op_sound() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [1, 17, 256, 300])
 @pytest.mark.parametrize("block", [16, 128, 512])
-def test_every_block_is_right_alone(block: int, columns: int, dtype: torch.dtype) -> None:
-    """Dense or by rows, one block or several with a rest: the answer, and nothing else is written."""
+def test_f60_every_block_is_right_alone(block: int, columns: int, dtype: torch.dtype) -> None:
+    """Dense or by rows, one block or several with a rest: the answer, in NaN-filled memory, and nothing else."""
     (gate, gate_untouched), (up, up_untouched) = (
         amid_poison(randn(3, columns, dtype=dtype, seed=seed)) for seed in (0, 1)
     )
-    with _launch.forced({"block": block, "num_warps": 4}):
+    with _launch.forced({"block": block, "num_warps": 4}), check.poisoned():
         assert_right(swiglu(gate, up), oracle(gate, up), dtype)
         assert_right(swiglu(gate.contiguous(), up.contiguous()), oracle(gate, up), dtype)
     assert gate_untouched()
@@ -464,3 +473,23 @@ def test_tracked_launches_are_right_on_a_gpu(shape: tuple[int, int], dtype: torc
     gate, up = randn(*shape, dtype=dtype), randn(*shape, dtype=dtype, seed=1)
     assert_right(swiglu(gate, up), oracle(gate, up), dtype)
     assert_right(swiglu_packed(torch.cat([gate, up], -1)), oracle(gate, up), dtype)
+
+
+@pytest.mark.gpu
+def test_f62_a_graph_replays_on_new_inputs() -> None:
+    """Captured after a warm-up, both forms follow inputs that were changed in place."""
+    gate, up = (randn(16, 4096, dtype=torch.bfloat16, seed=seed) for seed in (0, 1))
+    packed = randn(16, 8192, dtype=torch.bfloat16)
+    swiglu(gate, up)
+    swiglu_packed(packed)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = swiglu(gate, up), swiglu_packed(packed)
+    for seed, tensor in enumerate((gate, up, packed), start=7):
+        tensor.copy_(randn(*tensor.shape, dtype=torch.bfloat16, seed=seed))
+    for _ in range(2):
+        graph.replay()
+        for output, halves in zip(found, ((gate, up), packed.chunk(2, -1)), strict=True):
+            assert_same_bits(output, swiglu(*halves))
+            assert_right(output, oracle(*halves), torch.bfloat16)

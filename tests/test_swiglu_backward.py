@@ -208,3 +208,26 @@ def test_tracked_launches_are_right_on_a_gpu(shape: tuple[int, int], dtype: torc
     assert_gradients(both(dy, gate, up), oracle(dy, gate, up), dtype)
     packed = swiglu_packed_backward(dy, torch.cat([gate, up], -1))
     assert_right(packed, torch.cat(oracle(dy, gate, up), -1), dtype)
+
+
+@pytest.mark.gpu
+def test_f62_a_graph_replays_on_new_inputs() -> None:
+    """Captured after a warm-up, both forms follow inputs that were changed in place, the incoming gradient too."""
+    dy, gate, up = (randn(16, 4096, dtype=torch.bfloat16, seed=seed) for seed in range(3))
+    packed = torch.cat([gate, up], -1)
+    both(dy, gate, up)
+    swiglu_packed_backward(dy, packed)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found, together = both(dy, gate, up), swiglu_packed_backward(dy, packed)
+    for seed, tensor in enumerate((dy, gate, up), start=7):
+        tensor.copy_(randn(16, 4096, dtype=torch.bfloat16, seed=seed))
+    packed.copy_(torch.cat([gate, up], -1))
+    for _ in range(2):
+        graph.replay()
+        for output, expected in zip(found, both(dy, gate, up), strict=True):
+            assert_same_bits(output, expected)
+        assert_same_bits(together, swiglu_packed_backward(dy, packed))
+        assert_gradients(found, oracle(dy, gate, up), torch.bfloat16)
+        assert_right(together, torch.cat(oracle(dy, gate, up), -1), torch.bfloat16)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from triton_kernel_lab import artifacts
 from triton_kernel_lab.artifacts import Artifact, ArtifactError
 
 HERE = "here.json"
+ROOT = Path(__file__).parents[1]
 
 
 def refusal(text: str | bytes, kind: str | None = None) -> str:
@@ -342,3 +344,16 @@ def test_an_input_record_is_relative_and_names_the_bytes(tmp_path: Path) -> None
     artifacts.write_text(tmp_path / "a" / "b.json", "x")
     sha256 = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
     assert artifacts.input_record(tmp_path, tmp_path / "a" / "b.json") == {"path": "a/b.json", "sha256": sha256}
+
+
+# What is tracked.
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no clone: what is tracked is not known")
+def test_tracked_artifacts_take_at_most_8_mb() -> None:
+    """All artifacts that a clone downloads sum to no more than 8,000,000 bytes as they lie in the tree."""
+    command = ["git", "ls-files", "-z", "artifacts/**/*.json"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    sizes = {name: (ROOT / name).stat().st_size for name in listed.split("\0") if name and (ROOT / name).is_file()}
+    assert sizes
+    assert sum(sizes.values()) <= 8_000_000

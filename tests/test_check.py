@@ -10,6 +10,7 @@ import pytest
 import torch
 from operator_checks import DEVICE, randn
 
+from triton_kernel_lab.cases import PENDING
 from triton_kernel_lab.cases import rms_norm as norm_case
 from triton_kernel_lab.cases import swiglu as gate_case
 from triton_kernel_lab.cases._base import Case, Tensors, Variant, load
@@ -17,6 +18,7 @@ from triton_kernel_lab.lab import check
 from triton_kernel_lab.lab.correctness import check_cell
 from triton_kernel_lab.project import kernel_names
 
+ALL = [*kernel_names(), *PENDING]
 Run = Callable[..., Any]
 
 
@@ -115,7 +117,7 @@ def bounded(*references: torch.Tensor) -> list[check.Expected]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("kernel", kernel_names())
+@pytest.mark.parametrize("kernel", ALL)
 def test_the_operator_itself_passes(kernel: str, dtype: torch.dtype) -> None:
     """What the impostors are made of is accepted, so nothing else is what rejects them."""
     case = load(kernel)
@@ -123,7 +125,7 @@ def test_the_operator_itself_passes(kernel: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("kernel", kernel_names())
+@pytest.mark.parametrize("kernel", ALL)
 @pytest.mark.parametrize("impostor", IMPOSTORS)
 def test_f86_impostors_are_rejected(impostor: str, kernel: str, dtype: torch.dtype) -> None:
     """Every fake of an operator is found out, for the reason that it is one."""
@@ -133,7 +135,7 @@ def test_f86_impostors_are_rejected(impostor: str, kernel: str, dtype: torch.dty
     assert any(reason in failure for failure in failures), failures
 
 
-@pytest.mark.parametrize("kernel", kernel_names())
+@pytest.mark.parametrize("kernel", ALL)
 def test_f86_an_operator_that_returns_its_input_is_rejected(kernel: str) -> None:
     """Whether the input has the shape of the output or not."""
     case = load(kernel)

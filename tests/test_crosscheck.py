@@ -25,6 +25,7 @@ from triton_kernel_lab.crosscheck import CrosscheckError
 from triton_kernel_lab.lab import nvbenched
 from triton_kernel_lab.project import Project, find_project
 from triton_kernel_lab.report import crosscheck as report
+from triton_kernel_lab.sources import stage_digest
 
 
 def cell(clean_ns: int = 5000, dirty_ns: int = 5200, nvbench: list[int] | None = None) -> dict[str, Any]:
@@ -56,6 +57,23 @@ def test_what_was_not_sampled_has_no_ratio() -> None:
     found = figures.derived(flagged)
     assert (found["cold_clean_p50_ns"], found["nvbench_over_cold_clean_ratio"]) == (None, None)
     assert found["nvbench_over_cold_dirty_ratio"] == 0.9904
+
+
+def timed(kernel: str, dirty_ns: int | None, nvbench_ns: int | None, shape: str = "3x64") -> dict[str, Any]:
+    """A cell by its figures alone."""
+    over = round(nvbench_ns / dirty_ns, 4) if dirty_ns and nvbench_ns else None
+    p50s = {"cold_clean_p50_ns": dirty_ns, "cold_dirty_p50_ns": dirty_ns, "nvbench_p50_ns": nvbench_ns}
+    ratios = {"nvbench_over_cold_clean_ratio": over, "nvbench_over_cold_dirty_ratio": over}
+    return {"kernel": kernel, "shape": shape, "dtype": "float16", **p50s, **ratios}
+
+
+def test_long_cells_are_compared_by_their_share_and_short_ones_by_nanoseconds() -> None:
+    """From 10 us on five per cent are agreement, exactly five too; below it, and without a time, no share is made."""
+    pairs = [(10_000, 10_500), (10_000, 10_501), (20_000, 18_999), (9_999, 20_000), (5_000, 4_900)]
+    found = figures.agreement([*(timed("k", *pair) for pair in pairs), timed("k", None, 5), timed("k", 5, None)])
+    assert [each["nvbench_p50_ns"] for each in found.close] == [10_500]
+    assert [each["nvbench_p50_ns"] for each in found.far] == [10_501, 18_999]
+    assert (found.offsets_ns, found.untimed) == ([10_001, -100], 2)
 
 
 # What is asked of NVBench.
@@ -184,8 +202,9 @@ def test_the_artifact_holds_samples_and_figures(project: Project, monkeypatch: p
     assert made["protocol"]["nvbench_version"] == "0.3.0"
     assert made["cells"][0]["nvbench_over_cold_dirty_ratio"] == 0.9904
     assert {entry["kernel"] for entry in plans[0]["cells"]} == {"rms_norm"}
-    # Outside git nobody can tell what was timed.
+    # Outside git nobody can tell what was timed, but by the sources of each kernel.
     assert made["claim_kind"] == "exploratory"
+    assert made["kernel_sources_sha256"] == {"rms_norm": stage_digest(project.root, "correctness", "rms_norm")}
 
 
 def test_an_unavailable_nvbench_is_a_status(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +212,9 @@ def test_an_unavailable_nvbench_is_a_status(project: Project, monkeypatch: pytes
     played(monkeypatch, {"unavailable": "ImportError: no build", "version": None, "cells": []})
     made = artifacts.read(crosscheck.run(project))
     assert (made["status"], made["cells"]) == ("unavailable", [])
-    assert report.section(made).endswith("Not measured (unavailable): NVBench does not import: ImportError: no build.")
+    said = "Not measured (unavailable): NVBench does not import: ImportError: no build."
+    assert report.section(made, {}).endswith(said)
+    assert report.sentence(made, []) == said
 
 
 def test_runner_cpu_is_not_asked(tmp_path: Path) -> None:
@@ -213,6 +234,85 @@ def test_a_failed_process_leaves_the_old_artifact(project: Project, monkeypatch:
 # The report, and the chain behind it.
 
 
+def crosschecked(*cells: dict[str, Any], **facts: Any) -> Artifact:
+    """What a report reads of a measured cross-check."""
+    protocol = {"sweep_bytes": 1, "samples": 100, "nvbench_version": "0.3.0"}
+    return {
+        "status": "measured",
+        "reason": None,
+        "producer": {"git_commit": None},
+        "protocol": protocol,
+        "cells": list(cells),
+        **facts,
+    }
+
+
+def checked(**digests: str) -> dict[str, Artifact]:
+    """The correctness artifact of each kernel, as far as a report looks: the digest of its sources."""
+    return {kernel: {"producer": {"source_sha256": digest}} for kernel, digest in digests.items()}
+
+
+def test_cells_of_a_kernel_that_is_not_published_are_left_out_and_named() -> None:
+    """What waits for a measurement was timed as it was then: no row, no part in the agreement, and a sentence."""
+    made = crosschecked(timed("rms_norm", 20_000, 20_100), *(timed("flash_attention", 20_000, n) for n in (1, 2)))
+    text = report.section(made, checked(rms_norm="a"))
+    assert "| flash_attention" not in text
+    assert "In 1 of 1 cell that take" in text
+    assert "Left out, because the registry does not publish them: `flash_attention` (2 cells)." in text
+    assert "Left out" not in report.section(crosschecked(timed("rms_norm", 20_000, 20_100)), checked(rms_norm="a"))
+
+
+def test_the_agreement_says_how_many_which_not_and_by_how_many_nanoseconds() -> None:
+    """One sentence counts the long cells and names those that lie apart, one spans the offsets of the short ones."""
+    long = [timed("rms_norm", 20_000, 20_100), timed("rms_norm", 20_000, 22_000, "9x9")]
+    short = [timed("swiglu", 5_000, 4_900), timed("swiglu", 5_000, 5_400)]
+    said = (
+        "In 1 of 2 cells that take 10 us or more in `cold_dirty`, NVBench's median lies within 5 % of our p50 there; "
+        "not in `rms_norm` 9x9 float16 (1.10). Below 10 us, in 2 cells, NVBench reads from 100 ns less to 400 ns more. "
+        "Not counted: 1 cell without a sound time on one side or both."
+    )
+    made = crosschecked(*long, *short, timed("swiglu", None, 3))
+    assert said in report.section(made, checked(rms_norm="a", swiglu="b"))
+    assert report.sentence(made, ["rms_norm", "swiglu"]) == said
+    assert report.sentence(crosschecked(short[0]), ["swiglu"]) == "Below 10 us, in 1 cell, NVBench reads 100 ns less."
+
+
+def test_nothing_to_compare_claims_no_agreement() -> None:
+    """Without a cell of a published kernel there is a sentence in place of figures, and no table."""
+    made = crosschecked(timed("flash_attention", 20_000, 20_000))
+    assert report.sentence(made, ["rms_norm"]) == "No cell of a published kernel was timed by both."
+    assert "|" not in report.section(made, checked(rms_norm="a"))
+    assert report.sentence(None, []) == "Not measured yet: `triton-kernel-lab crosscheck` measures it on this runner."
+    assert report.section(None, {}) == ""
+
+
+@pytest.mark.parametrize(
+    ("recorded", "stale", "named"),
+    [
+        ({"rms_norm": "a" * 64}, (), False),
+        ({"rms_norm": "b" * 64}, (), True),
+        ({"rms_norm": "a" * 64}, ("correctness@rms_norm",), True),
+        ({"rms_norm": "a" * 64}, ("timing@rms_norm",), False),
+        (None, ("correctness@rms_norm",), False),
+    ],
+    ids=["the same", "others", "others since both", "the lab's alone", "not recorded"],
+)
+def test_a_kernel_is_stale_where_its_recorded_sources_are_not_the_checked_ones(
+    recorded: dict[str, str] | None, stale: tuple[str, ...], named: bool
+) -> None:
+    """The section says Stale of a kernel whose sources changed since the cross-check, if it recorded them at all."""
+    facts = {} if recorded is None else {"kernel_sources_sha256": recorded}
+    text = report.section(crosschecked(timed("rms_norm", 20_000, 20_000), **facts), checked(rms_norm="a" * 64), stale)
+    assert ("**Stale:** the sources of `rms_norm` have changed since;" in text) is named
+    assert ("Stale" in text) is named
+
+
+def test_the_section_names_the_commit_where_one_was_recorded() -> None:
+    """Whoever reads the figures can look up which code was timed."""
+    made = crosschecked(timed("rms_norm", 20_000, 20_000), producer={"git_commit": "c" * 40})
+    assert f"in one more session, at commit `{'c' * 40}`: 100 samples" in report.section(made, checked(rms_norm="a"))
+
+
 def edited(made: Artifact) -> None:
     made["cells"][0]["nvbench_p50_ns"] -= 1
 
@@ -228,6 +328,9 @@ def test_the_section_is_printed_and_verified(project: Project, monkeypatch: pyte
     (row,) = [line for line in text.splitlines() if line.startswith("| rms_norm |") and "5.150" in line]
     assert [part.strip() for part in row.strip("|").split("|")][3:] == ["5.000", "5.200", "5.150", "1.03", "0.99"]
     assert f"`artifacts/{project.runner}/crosscheck.json` sha256" in text
+    said = report.sentence(artifacts.read(path), project.kernels)
+    assert said in text
+    assert f"<!-- crosscheck:begin -->\n{said}\n" in (project.root / "docs/METHODOLOGY.md").read_text()
     synthetic.edit(path, edited)
     problem = verify.run(project)[0]
     assert problem.startswith(f"artifacts/{project.runner}/crosscheck.json: $.cells[0].nvbench_p50_ns: expected 5150")

@@ -31,6 +31,7 @@ from triton_kernel_lab.lab.check import Error, Limit
 from triton_kernel_lab.project import Project, find_project
 from triton_kernel_lab.report import decode_e2e as report
 from triton_kernel_lab.report import readme
+from triton_kernel_lab.report.site import facts
 
 SIZES = Sizes(layers=2, hidden=128, intermediate=256, heads=4, kv_heads=2, head_dim=32, vocab=97)
 PROTOCOL = measure.Protocol(checked_rows=1, checked_steps=2, warmup_steps=1, repetitions=3, tokens=4)
@@ -624,6 +625,51 @@ def test_the_readme_shows_the_best_of_each_kind(project: Project, played: list[t
     row = [part.strip() for part in text.splitlines()[3].strip("|").split("|")]
     assert row[:7] == ["8", "1024", "2.000", "1.000", "5.000", "-", "80.000"]
     assert row[9:] == ["2.500x", "5.000x", "4000"]
+
+
+def made_up(**cells: tuple[dict[str, Any], ...]) -> Artifact:
+    """What the aims are judged by: cells of batch 1 by their context, each of some rows of our decoder."""
+    return {"cells": [{"batch": 1, "context": int(name[1:]), "opponents": list(rows)} for name, rows in cells.items()]}
+
+
+def ours(cache: str, speedup: float | None, over: float, step_ns: int = 990, weights: str = "") -> dict[str, Any]:
+    derived = {"speedup_over_torch_compile": speedup, "over_floor_ratio": over}
+    derived |= {"step_p50_ns": step_ns, "token_p50_ns": 1000}
+    return {"name": f"triton_{weights}{cache}", "cache": cache, "derived": derived}
+
+
+def test_what_misses_its_aim_is_told_with_its_figures() -> None:
+    """Each cell with a bfloat16 row below 1.5x or above 1.35 floors is named, cache by cache, with its steps' share."""
+    said = report.missed(
+        made_up(
+            c64=(ours("static", 1.408, 1.24), ours("paged", 1.6, 1.2, step_ns=10)),
+            c128=(ours("static", 1.5, 1.35), ours("paged", 1.49, 1.42, step_ns=950)),
+            c256=(ours("static", 1.7, 1.3), ours("static", 0.5, 9.0, weights="int4_")),
+            c512=(ours("static", None, 1.4), {"name": "triton_paged", "cache": "paged", "derived": None}),
+        )
+    )
+    assert said.startswith(
+        "Aimed at in bfloat16: 1.5x torch.compile's tokens a second, and no more than 1.35x the floor. "
+        "Missed: batch 1, context 64 (static 1.408x); batch 1, context 128 (paged 1.490x and 1.42 over the floor); "
+        "batch 1, context 512 (static 1.40 over the floor). "
+        "There the median device step is 95.0 % to 99.0 % of the time a token. "
+    )
+
+
+def test_where_no_aim_is_missed_nothing_is_told() -> None:
+    """A row at both aims, or one without a torch.compile to compare with, is no miss, and no sentence is written."""
+    assert report.missed(made_up(c64=(ours("static", 1.5, 1.35), ours("paged", None, 1.0)))) == ""
+
+
+def test_section_readme_and_page_tell_what_is_missed(project: Project, played: list[tuple[int, int]]) -> None:
+    """The same sentences stand below the conditions wherever a whole model is reported; the block names its columns."""
+    found = artifact(project)
+    assert (missed := report.missed(found)).count("over the floor") == len(found["cells"])
+    assert f"\n\n{missed}\n\n|" in report.section(found)
+    block = report.block(found)
+    assert block.endswith(f" torch.compile that of its two modes. {missed}")
+    assert "vs torch.compile is against the faster of its default mode and reduce-overhead." in block
+    assert "<p>Aimed at in bfloat16: 1.5x" in facts.model(found)
 
 
 def test_what_was_never_measured_is_told(project: Project) -> None:

@@ -102,8 +102,7 @@ def test_parquet_without_pyarrow_is_one_sentence(
     assert call(monkeypatch, "export", "--format", "parquet", "--output", str(tmp_path / "x.parquet")) == 1
     said = capsys.readouterr().err
     assert said == (
-        "error: parquet: expected the module pyarrow, found none; "
-        "`pip install pyarrow` brings it, or take --format csv.\n"
+        "error: parquet: expected the module pyarrow, found none; install the extra `parquet`, or take --format csv.\n"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import synthetic
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from triton_kernel_lab import artifacts
 from triton_kernel_lab.analysis import roofline
@@ -331,6 +333,44 @@ def test_a_cell_without_a_sound_time_is_none_and_not_near_the_floor(measured: So
     after = svg.render(BY_NAME["attainable"], shown)
     assert after.count("<!-- none -->") == 1 + before.count("<!-- none -->")
     assert after.count("<!-- floor -->") == before.count("<!-- floor -->") - 1
+
+
+def test_a_word_in_place_of_a_mark_overprints_no_other_mark(measured: Sources) -> None:
+    """Where torch.compile has a share though ours has none, at any height, the word floor stands clear of its mark."""
+    shown = copy.deepcopy(BY_NAME["attainable"].data(measured))
+    for rows in shown["panels"].values():
+        row, *_ = [row for row in rows if row["ratio"]["triton"] is None]
+        rows[:] = [
+            {**copy.deepcopy(row), "ratio": {"triton": None, "torch_compile": at / 50, "other": at / 50 + 0.15}}
+            for at in range(8)
+        ]
+    figure = Figure()
+    FigureCanvasAgg(figure)
+    BY_NAME["attainable"].draw(figure, shown)
+    figure.canvas.draw()
+    words = [(axis, text) for axis in figure.axes for text in axis.texts if text.get_text() == "floor"]
+    assert len(words) == 8 * len(shown["panels"])
+    for axis, text in words:
+        extent = text.get_window_extent()
+        for line in axis.lines:
+            # A mark reaches half its size beyond its middle.
+            reach = line.get_markersize() / 2 * figure.dpi / 72 if line.get_marker() not in ("None", "") else None
+            for x, y in axis.transData.transform(line.get_xydata()) if reach else ():
+                assert not (extent.x0 - reach < x < extent.x1 + reach and extent.y0 - reach < y < extent.y1 + reach), (
+                    f"{line.get_xydata()} under {text.get_position()}"
+                )
+
+
+def test_a_kernel_without_a_panel_because_it_is_stale_is_named(measured: Sources) -> None:
+    """The note below the title names it, a stale one that has a panel is not left out, and else there is no word."""
+    first, second, *_ = cells.kernels(measured.roofline)
+    made = [{**c, "attainable_ns": None} if c["kernel"] == first else c for c in measured.roofline["cells"]]
+    stale = [f"timing@{first}", f"timing@{second}", f"counters@{first}"]
+    spoilt = measured._replace(roofline={**measured.roofline, "cells": made, "stale": stale})
+    assert BY_NAME["attainable"].data(spoilt)["stale"] == [first]
+    said = f"left out, because their sources have changed since they were timed: {first} -->"
+    assert said in drawn(BY_NAME["attainable"], spoilt)
+    assert "left out" not in drawn(BY_NAME["attainable"], measured)
 
 
 def test_bandwidth_leaves_out_what_arithmetic_bounds(measured: Sources) -> None:

@@ -193,7 +193,7 @@ def spoil(artifact: Artifact, change: Callable[[dict[str, Any]], object]) -> Art
         (lambda cell: cell["candidates"][0].update(stats=None), "status ok (no reason is given)"),
     ],
 )
-def test_f74_a_cell_without_a_sound_time_on_both_sides_is_not_compared(
+def test_f68_f74_a_cell_without_a_sound_time_on_both_sides_is_not_compared(
     made: Callable[..., Artifact], side: int, change: Callable[[dict[str, Any]], object], says: str
 ) -> None:
     """Another path served it, it failed, or it has no time: the cell is named and nothing passes."""

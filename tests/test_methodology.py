@@ -14,7 +14,7 @@ from triton_kernel_lab import artifacts
 from triton_kernel_lab.analysis import roofline, verify
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project, kernel_names
-from triton_kernel_lab.report import methodology, readme, units
+from triton_kernel_lab.report import crosscheck, methodology, readme, units
 
 ROOT = Path(__file__).parents[1]
 PAGE = "docs/METHODOLOGY.md"
@@ -95,6 +95,24 @@ def test_p50_is_blind_within_a_tick(loaded: tuple[Artifact, Artifact]) -> None:
     (row, _) = lines(text, "rms_norm")
     assert row[3:5] == ["4.000", "4.000"]
     assert row[6] == "0.80 %"
+
+
+def test_a_stale_time_is_not_divided_by_the_floor_of_another_run(loaded: tuple[Artifact, Artifact]) -> None:
+    """Where a timing is of an earlier run the share of an empty kernel is a dash, and of the others it stays."""
+    environment, derived = copy.deepcopy(loaded)
+    derived["stale"] = ["timing@swiglu", "correctness@rms_norm"]
+    before, after = (methodology.blocks(environment, each)["blind"] for each in (loaded[1], derived))
+    assert [row[-1] for row in lines(after, "swiglu")] == [units.MISSING] * 2
+    assert lines(after, "rms_norm") == lines(before, "rms_norm")
+    assert units.MISSING not in [row[-1] for row in lines(before, "swiglu")]
+
+
+def test_the_agreement_with_nvbench_is_that_of_the_report(loaded: tuple[Artifact, Artifact]) -> None:
+    """The block counts the cells of the kernels that were timed here, and says so where there is no cross-check."""
+    facts = {"shape": "3x64", "dtype": "float16", "cold_dirty_p50_ns": 20_000, "nvbench_p50_ns": 20_100}
+    made = {"status": "measured", "cells": [{"kernel": kernel, **facts} for kernel in ("rms_norm", "of_nobody")]}
+    assert methodology.blocks(*loaded, made)["crosscheck"] == crosscheck.sentence(made, ["rms_norm"])
+    assert methodology.blocks(*loaded)["crosscheck"].startswith("Not measured yet: ")
 
 
 def test_without_a_measurement_every_block_says_why(tmp_path: Path) -> None:

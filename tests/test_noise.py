@@ -136,6 +136,32 @@ def test_a_floor_is_made_of_kept_sessions_without_a_device(project: Project, tmp
     assert verify.run(project) == []
 
 
+def noisy(kernel: str, regime: str, largest_aa: float) -> dict[str, Any]:
+    """A cell of a floor, whose sessions lie so far apart by logs."""
+    logs = {"session_sd_log": largest_aa / 2, "largest_aa_log": largest_aa}
+    return {"kernel": kernel, "shape": "3x64", "dtype": "float16", "regime": regime, "sessions": 2, **logs}
+
+
+def test_the_report_shows_the_noise_of_every_regime() -> None:
+    """Each cell has a row a regime, and above them stand the largest difference of each and who has no floor yet."""
+    logs = {"cold_clean": (0.01, 0.004), "call": (0.02, math.log(1.25))}
+    floor = {"cells": [noisy("rms_norm", regime, log) for regime, pair in logs.items() for log in pair]}
+    text = report.section(floor, ["rms_norm", "swiglu", "qk_scores"])
+    rows = [[each.strip() for each in line[1:-1].split("|")] for line in text.splitlines() if line.startswith("| rms_")]
+    assert [row[3] for row in rows] == ["cold_clean", "cold_clean", "call", "call"]
+    assert [row[-1] for row in rows] == ["1.01 %", "0.40 %", "2.02 %", "25.00 %"]
+    assert "Two sessions of it differ by up to 1.01 % in `cold_clean`, 25.00 % in `call`." in text
+    assert "Measured for `rms_norm`; `swiglu`, `qk_scores` have none yet." in text
+
+
+def test_the_report_names_no_kernel_without_a_floor_where_each_has_one() -> None:
+    """With a floor of every kernel nothing is missing, and without any there is no section."""
+    floor = {"cells": [noisy("rms_norm", "warm", 0.0)]}
+    assert "Measured for `rms_norm`.\n" in report.section(floor, ["rms_norm"])
+    assert "`swiglu` has none yet." in report.section(floor, ["rms_norm", "swiglu"])
+    assert report.section(None, ["rms_norm"]) == report.section({"cells": []}, ["rms_norm"]) == ""
+
+
 def test_a_folder_without_timings_is_named(project: Project, tmp_path: Path) -> None:
     """A path that is no session is one sentence."""
     with pytest.raises(NoiseError, match=r"empty: expected environment\.json and timing/\*\.json of one session"):
@@ -204,12 +230,11 @@ def test_noise_needs_a_gpu_that_is_the_runners_and_two_sessions(
     assert not (project.artifacts / "noise_floor.json").exists()
 
 
-def test_the_section_shows_the_primary_regime_in_per_cent() -> None:
+def test_the_section_shows_logs_in_per_cent() -> None:
     """A log sd of 0.005 is 0.50 %, and none at all is 0.00 %."""
-    cells = {("rms_norm", *CELL, "cold_clean"): (0.005, 0.01), ("rms_norm", *CELL, "warm"): (0.2, 0.4)}
-    cells |= {("swiglu", *CELL, "cold_clean"): (0.0, 0.0)}
-    rows = [line for line in report.section(gate_data.noise_floor(cells)).splitlines() if line.startswith("| r")]
-    assert [part.strip() for part in rows[0].strip("|").split("|")] == ["rms_norm", *CELL, "3", "0.50 %", "1.01 %"]
-    assert len(rows) == 1
-    assert "0.00 %" in report.section(gate_data.noise_floor(cells))
+    cells = {("rms_norm", *CELL, "warm"): (0.005, 0.01), ("swiglu", *CELL, "cold_clean"): (0.0, 0.0)}
+    text = report.section(gate_data.noise_floor(cells))
+    (row,) = [line for line in text.splitlines() if line.startswith("| r")]
+    assert [part.strip() for part in row.strip("|").split("|")] == ["rms_norm", *CELL, "warm", "3", "0.50 %", "1.01 %"]
+    assert "0.00 %" in text
     assert report.section(None) == ""

@@ -199,7 +199,7 @@ def test_extra_dev_is_the_union_of_the_groups() -> None:
 
 
 def test_every_requirement_is_pinned() -> None:
-    """constraints.txt pins each requirement of each extra but the peers, to one release without a local label."""
+    """constraints.txt pins each requirement of the extras gpu and dev, to one release without a local label."""
     lines = [line for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines() if not line.startswith("#")]
     assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.]*", line)] == []
     extras = PYPROJECT["project"]["optional-dependencies"]

@@ -128,7 +128,7 @@ def test_the_tests_of_a_new_project_pass_as_written(installed: tuple[Path, Path]
 
 
 def test_a_new_kernel_of_the_lab_passes_its_test_as_written(tmp_path: Path) -> None:
-    """In a checkout of the lab the four files land where its own kernels have them, and the test passes."""
+    """In a checkout the files land where the lab's kernels have them, the test passes, and PENDING comes first."""
     root = tmp_path / "lab"
     shutil.copytree(ROOT / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "schemas", root / "schemas")
@@ -139,7 +139,10 @@ def test_a_new_kernel_of_the_lab_passes_its_test_as_written(tmp_path: Path) -> N
     package = root / "src/triton_kernel_lab"
     names = ("ops/my_kernel.py", "ops/launch/my_kernel.json", "cases/my_kernel.py")
     assert written == [*(package / name for name in names), root / "tests/test_my_kernel.py"]
-    assert "KERNELS" in following
+    assert following == (
+        "a line for my_kernel in PENDING of src/triton_kernel_lab/cases/__init__.py, "
+        "which moves to KERNELS together with its artifacts"
+    )
     done = inner(root / "src", "-m pytest -q -p no:cacheprovider tests/test_my_kernel.py", root)
     assert done.returncode == 0, done.stdout
 

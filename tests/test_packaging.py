@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -70,3 +71,45 @@ def test_installed_package_makes_a_project_with_its_pipeline(wheel: zipfile.ZipF
     ]
     assert found[0] == found[1]
     assert found[0].startswith("# The pipeline of triton-kernel-lab")
+
+
+def test_the_wheel_has_each_extra_that_is_named(wheel: zipfile.ZipFile) -> None:
+    """Whatever extra a document or a message tells the reader to install exists, and parquet brings pyarrow."""
+    info = f"triton_kernel_lab-{triton_kernel_lab.__version__}.dist-info"
+    metadata = wheel.read(f"{info}/METADATA").decode()
+    provided = set(re.findall(r"^Provides-Extra: (\S+)$", metadata, re.MULTILINE))
+    texts = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *PACKAGE.rglob("*.py")]
+    named = {
+        name
+        for path in texts
+        for name in re.findall(r"(?:extra\s+`|install the extra )`?([a-z]+)", path.read_text(encoding="utf-8"))
+    }
+    assert {"gpu", "parquet", "dev", "peers"} <= named <= provided
+    assert "Requires-Dist: pyarrow>=17; extra == 'parquet'" in metadata
+
+
+def test_an_operator_without_torch_names_the_extra() -> None:
+    """Where torch is missing an operator is an ImportError in one sentence; any other error stays what it is."""
+    code = (
+        "import sys\n"
+        "sys.modules[sys.argv[1]] = None\n"
+        "import triton_kernel_lab\n"
+        "try:\n"
+        "    from triton_kernel_lab import rms_norm\n"
+        "except ImportError as error:\n"
+        "    print(type(error).__name__, error.name, error)\n"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code, missing],
+            env=os.environ | {"PYTHONPATH": os.fspath(ROOT / "src")},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+        for missing in ("torch", "triton_kernel_lab.routing")
+    ]
+    assert said[0] == "ImportError torch triton_kernel_lab.rms_norm: expected torch, found none; install the extra gpu."
+    assert said[1].startswith(
+        "ModuleNotFoundError triton_kernel_lab.routing import of triton_kernel_lab.routing halted"
+    )

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from triton_kernel_lab import artifacts
 from triton_kernel_lab.analysis import roofline as stage
+from triton_kernel_lab.analysis import verify
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import kernel_names
 from triton_kernel_lab.report import tables, units
@@ -266,6 +267,51 @@ def test_other_regimes_get_a_table_when_they_were_timed(tmp_path: Path, loaded: 
     made = artifacts.read(found.artifacts / "roofline.json")
     timed = [c["candidates"][0]["stats"]["p50_ns"] for c in made["cells"] if c["kernel"] == "rms_norm"]
     assert rows[1] == ["128x1024", "float16", "Triton", *map(units.microseconds, timed)]
+
+
+def test_three_times_stand_beside_each_other(tmp_path: Path, loaded: Loaded) -> None:
+    """Device, graph and call time of a cell are one row, each with its own best baseline; a missing one is a dash."""
+    assert "three times" not in render(loaded)
+    regimes = ("cold_clean", "graph", "call")
+    found = synthetic.project(
+        tmp_path, regimes=regimes, shapes=("128x1024",), dtypes=("float16",), samples=10, derive=False
+    )
+    stage.run(found)
+    made = artifacts.read(found.artifacts / "roofline.json")
+    of_kernel = {cell["regime"]: cell for cell in made["cells"] if cell["kernel"] == "rms_norm"}
+    of_kernel["call"]["best_baseline"] = "eager"
+    made["cells"] = [cell for cell in made["cells"] if cell is not of_kernel["graph"]]
+    text = tables.render(loaded[0], made, loaded[2])
+    headers, row = cells(section(text, "rms_norm: three times"))
+    assert headers[2::4] == [f"Triton, {time} (us)" for time in ("device", "graph", "call")]
+    p50 = {regime: {c["name"]: c["stats"]["p50_ns"] for c in cell["candidates"]} for regime, cell in of_kernel.items()}
+    device, call = p50["cold_clean"], p50["call"]
+    us = units.microseconds
+    assert row[2:6] == [us(device["triton"]), us(device["torch_compile"]), "library_op", us(device["library_op"])]
+    assert row[6:10] == [units.MISSING] * 4
+    assert row[10:] == [us(call["triton"]), us(call["torch_compile"]), "PyTorch eager", us(call["eager"])]
+    assert text.index("rms_norm: p50") < text.index("rms_norm: three times") < text.index("rms_norm: spread")
+
+
+def test_other_processes_on_the_device_are_said_beside_the_conditions(loaded: Loaded) -> None:
+    """A kernel whose measuring processes saw others is named with how many each saw, and a quiet run with nothing."""
+    seen = {"rms_norm": (0, 0), "swiglu": (2, None, 0), "qk_scores": (None,)}
+    timings = {name: {"processes": [{"other_processes": n} for n in counts]} for name, counts in seen.items()}
+    text = tables.render(*loaded, timings=timings)
+    said = "Measured beside other processes on the device: `swiglu` (2, -, 0)."
+    assert f"## Conditions\n\n{said}\n\n" in text
+    assert "beside other processes" not in tables.render(*loaded, timings={"rms_norm": timings["rms_norm"]})
+
+
+def test_the_stage_tells_other_processes_and_verify_derives_the_same(tmp_path: Path) -> None:
+    """What the timing artifacts say of others on the device stands in results.md, and belongs there to verify."""
+    found = synthetic.project(tmp_path, shapes=("128x1024",), dtypes=("float16",), samples=10, derive=False)
+    where = found.artifacts / "timing/swiglu.json"
+    synthetic.edit(where, lambda made: made["processes"][1].update(other_processes=3))
+    synthetic.run_pure_stages(found)
+    said = "Measured beside other processes on the device: `swiglu` (0, 3)."
+    assert said in (found.reports / "results.md").read_text()
+    assert verify.run(found) == []
 
 
 def test_a_host_without_a_gpu_prints_why_there_is_no_figure(tmp_path: Path) -> None:

@@ -259,6 +259,7 @@ def test_f61_a_signature_is_bound_for_itself() -> None:
     calls: list[Tensors] = [
         (x, weight),
         (x.float(), weight.float()),
+        (x.bfloat16(), weight.bfloat16()),
         (x, weight.float()),
         (ones(4, 128)[:, :64], weight),
         (ones(4 * 64 + 1)[1:].view(4, 64), weight),

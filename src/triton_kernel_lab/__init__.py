@@ -48,7 +48,13 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    operator = getattr(importlib.import_module(f"{__name__}.ops.{_HOME[name]}"), name)
+    try:
+        operator = getattr(importlib.import_module(f"{__name__}.ops.{_HOME[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        sentence = f"{__name__}.{name}: expected torch, found none; install the extra gpu."
+        raise ImportError(sentence, name="torch") from error
     globals()[name] = operator
     return operator
 

@@ -17,7 +17,7 @@ from typing import Any
 from triton_kernel_lab import __version__, artifacts, revisions
 from triton_kernel_lab.analysis import crosscheck as figures
 from triton_kernel_lab.project import Project
-from triton_kernel_lab.sources import module_digest
+from triton_kernel_lab.sources import module_digest, stage_digest
 
 __all__ = ["CrosscheckError", "run"]
 
@@ -30,6 +30,9 @@ class CrosscheckError(RuntimeError):
 
 def run(project: Project, kernels: Sequence[str] = (), progress: Callable[[str], None] = lambda line: None) -> Path:
     """Measure and write ``artifacts/<runner>/crosscheck.json``.
+
+    Beside the figures it keeps the digest of each kernel's stage ``correctness``: that kernel's
+    own sources, by which the report tells when they have changed since.
 
     Args:
         project: the checkout; on runner ``cpu`` nothing is asked for.
@@ -73,6 +76,8 @@ def _nothing(status: str, reason: str) -> dict[str, Any]:
 
 def _measure(project: Project, kernels: Sequence[str], progress: Callable[[str], None]) -> dict[str, Any]:
     params = project.measure
+    # Asked first, too: an edit while the cells are timed must not pass for what was timed.
+    digests = {kernel: stage_digest(project.root, "correctness", kernel) for kernel in kernels}
     plan = {
         "cells": [cell for kernel in kernels for cell in _cells(kernel)],
         "sweep_bytes": params.sweep_bytes,
@@ -87,6 +92,7 @@ def _measure(project: Project, kernels: Sequence[str], progress: Callable[[str],
         "status": "measured",
         "reason": None,
         "protocol": {"sweep_bytes": params.sweep_bytes, "samples": SAMPLES, "nvbench_version": made["version"]},
+        "kernel_sources_sha256": digests,
         "cells": [cell | figures.derived(cell) for cell in made["cells"]],
     }
 

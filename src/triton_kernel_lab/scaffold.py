@@ -145,7 +145,10 @@ def _into_a_project(kernel: str, start: Path) -> tuple[dict[Path, str], str]:
     except ProjectError as error:
         raise ScaffoldError(f"{error} `--project FOLDER` makes a new project.") from error
     if found.listed is None:
-        registry_line = f"a line for {kernel} in KERNELS of src/{_OURS}/cases/__init__.py"
+        registry_line = (
+            f"a line for {kernel} in PENDING of src/{_OURS}/cases/__init__.py, "
+            "which moves to KERNELS together with its artifacts"
+        )
         return _absent(_kernel_files(kernel, found.root, _OURS, _LAB_BLOCKS)), registry_line
     where = found.root / "pyproject.toml"
     text = where.read_text(encoding="utf-8") if where.is_file() else ""

@@ -2,15 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from triton_kernel_lab.analysis.stats import percentile, summarise
 from triton_kernel_lab.artifacts import Artifact
 
-__all__ = ["derived", "differing"]
+__all__ = ["SMALL_NS", "WITHIN_PERCENT", "Agreement", "agreement", "derived", "differing"]
 
 _REGIMES = ("cold_clean", "cold_dirty")
+
+SMALL_NS = 10_000
+"""Below it a constant of a few hundred ns is most of a difference, so that a share of the time tells little."""
+
+WITHIN_PERCENT = 5
+"""How far two clocks may lie apart that are said to agree."""
+
+
+class Agreement(NamedTuple):
+    """How NVBench's medians lie to our p50s of ``cold_dirty``.
+
+    ``close`` and ``far`` hold the cells of ``SMALL_NS`` or more, ``offsets_ns`` NVBench's
+    median minus our p50 in each smaller one; ``untimed`` counts those that lack either.
+    """
+
+    close: list[Mapping[str, Any]]
+    far: list[Mapping[str, Any]]
+    offsets_ns: list[int]
+    untimed: int
+
+
+def agreement(cells: Iterable[Mapping[str, Any]]) -> Agreement:
+    """Sort the cells of a cross-check by size and by how far the two clocks lie apart."""
+    found = Agreement([], [], [], 0)
+    for cell in cells:
+        ours, theirs = cell["cold_dirty_p50_ns"], cell["nvbench_p50_ns"]
+        if ours is None or theirs is None:
+            found = found._replace(untimed=found.untimed + 1)
+        elif ours < SMALL_NS:
+            found.offsets_ns.append(theirs - ours)
+        else:
+            near = 100 * abs(theirs - ours) <= WITHIN_PERCENT * ours
+            (found.close if near else found.far).append(cell)
+    return found
 
 
 def derived(cell: Mapping[str, Any]) -> dict[str, int | float | None]:

@@ -56,7 +56,7 @@ def differing(project: Project, raw: Raw) -> Iterator[str]:
         return
     yield from _too_fast(project, raw, derived)
     yield from _json(project, project.artifacts / "roofline.json", derived, "roofline")
-    text = tables.render(raw.environment, derived, raw.correctness, raw.extras, stale_tools(project))
+    text = tables.render(raw.environment, derived, raw.correctness, raw.extras, stale_tools(project), raw.timings)
     yield from _text(project, project.reports / "results.md", text)
     yield from _json(project, project.reports / "metrics.json", tables.metrics(derived), "tables")
     sources = svg.Sources(raw.environment, derived, raw.timings)

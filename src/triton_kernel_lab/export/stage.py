@@ -65,5 +65,5 @@ def _parquet(source: Source, output: Path) -> None:
         flat.write_parquet(source, str(output))
     except ModuleNotFoundError as error:
         raise ExportError(
-            "parquet: expected the module pyarrow, found none; `pip install pyarrow` brings it, or take --format csv."
+            "parquet: expected the module pyarrow, found none; install the extra `parquet`, or take --format csv."
         ) from error

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from triton_kernel_lab.artifacts import Artifact
-from triton_kernel_lab.report import units
+from triton_kernel_lab.report import crosscheck, units
 from triton_kernel_lab.report.labels import find, of_regime, p50_ns, p50_text
 from triton_kernel_lab.report.markdown import table
-from triton_kernel_lab.report.selection import extremes
+from triton_kernel_lab.report.selection import extremes, kernels
 
 __all__ = ["NAMES", "blocks"]
 
-NAMES = ("floors", "dirty", "call", "blind")
+NAMES = ("floors", "dirty", "call", "blind", "crosscheck")
 """The blocks. The page holds each of them once."""
 
 _FLOORS = {
@@ -28,8 +28,13 @@ _TIMES = ("cold_clean", "graph", "call")
 _RIVALS = ("triton", "torch_compile", "eager")
 
 
-def blocks(environment: Artifact, roofline: Artifact) -> dict[str, str]:
-    """What belongs between the markers, by ``NAMES``. Pure."""
+def blocks(environment: Artifact, roofline: Artifact, crosschecked: Artifact | None = None) -> dict[str, str]:
+    """What belongs between the markers, by ``NAMES``. Pure.
+
+    Args:
+        environment, roofline: the runner's artifacts.
+        crosschecked: the artifact ``crosscheck``, if there is one.
+    """
     summary = roofline["ceilings"]
     if summary is None:
         return dict.fromkeys(NAMES, f"Not measured: {roofline['reason'] or 'no reason given'}.")
@@ -40,6 +45,7 @@ def blocks(environment: Artifact, roofline: Artifact) -> dict[str, str]:
         "dirty": "\n\n".join([where, _flush(summary), _dirty(roofline)]),
         "call": "\n\n".join([where, _call(roofline)]),
         "blind": "\n\n".join([_blind(roofline, summary["timer_quantum_ns"]), _ticks(roofline, summary)]),
+        "crosscheck": crosscheck.sentence(crosschecked, kernels(roofline)),
     }
 
 
@@ -130,12 +136,14 @@ def _pairs(roofline: Artifact) -> Iterator[tuple[Mapping[str, Any], Mapping[str,
 def _ticks(roofline: Artifact, summary: Mapping[str, Any]) -> str:
     """How coarse p50 is, and how much of it is launch, in the smallest and the largest case of each kernel."""
     quantum = summary["timer_quantum_ns"]
-    floors = {floor["name"]: floor["p50_ns"] for floor in summary["floors"]}
+    floor = next(each["p50_ns"] for each in summary["floors"] if each["name"] == "null_kernel_clean")
     rows = []
     for case in extremes(roofline):
         if stats := (find(case.cells[_TIMES[0]], "triton") or {}).get("stats"):
             rows.append([case.kernel, case.shape, case.dtype, *_coarse(stats, quantum)])
-            rows[-1].append(units.percent(floors["null_kernel_clean"] / stats["p50_ns"]))
+            # A stale time is of an earlier run, whose empty kernel took another time than this one's.
+            of_other_run = f"timing@{case.kernel}" in roofline["stale"]
+            rows[-1].append(units.MISSING if of_other_run else units.percent(floor / stats["p50_ns"]))
     headers = ["Kernel", "Shape", "Dtype", "p50 (us)", "tmean (us)", "p10 to p90 (ticks)", "one tick of p50"]
     return table([*headers, "an empty kernel of p50"], rows)
 

@@ -39,7 +39,7 @@ def run(project: Project) -> None:
     """Replace the blocks of each page with the runner's results and the pipeline of dvc.yaml."""
     texts = {page: _read(project.root / page, names[0]) for page, names in PAGES.items()}
     environment, roofline = read_one(project, "environment"), read_one(project, "roofline")
-    extras = read_extras(project, ("decode_e2e",))
+    extras = read_extras(project, ("crosscheck", "decode_e2e"))
     made = blocks(environment, roofline, flowchart.read(project.root), extras, stale_tools(project))
     for page, text in texts.items():
         for name in PAGES[page]:
@@ -99,8 +99,8 @@ def blocks(
     Args:
         environment, roofline: the runner's artifacts.
         stages: the stages of dvc.yaml.
-        extras: holds the artifact ``decode_e2e``, if there is one.
-        stale: names it, if other sources made it than there are now.
+        extras: holds the artifacts ``crosscheck`` and ``decode_e2e``, if there are such.
+        stale: names those of them that other sources made than there are now.
     """
     return {
         "results": block(environment, roofline),
@@ -108,7 +108,7 @@ def blocks(
         "losses": _losses(roofline),
         "decode": decode_e2e.block((extras or {}).get("decode_e2e"), stale="decode_e2e" in stale),
         "pipeline": flowchart.render(stages),
-        **methodology.blocks(environment, roofline),
+        **methodology.blocks(environment, roofline, (extras or {}).get("crosscheck")),
     }
 
 

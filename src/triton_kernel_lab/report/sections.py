@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from triton_kernel_lab.analysis.stats import REGIMES
@@ -11,9 +11,16 @@ from triton_kernel_lab.report import units
 from triton_kernel_lab.report.labels import find, label, of_regime, p50_text, verdict
 from triton_kernel_lab.report.markdown import table
 
-__all__ = ["ceilings", "correctness", "environment", "regimes", "results", "tails", "unpublished"]
+__all__ = ["beside", "ceilings", "correctness", "environment", "regimes", "results", "tails", "times", "unpublished"]
 
 Rows = list[list[str]]
+
+# A regime, by the name of the time that it takes.
+_TIMES = {"device": "cold_clean", "graph": "graph", "call": "call"}
+_TIMES_NOTE = (
+    "p50 of the device's time in `cold_clean`, of a call's share of a CUDA graph, and of the host's time for a call. "
+    "The best baseline of one need not be that of another."
+)
 
 
 def results(roofline: Artifact, kernel: str) -> str:
@@ -43,6 +50,36 @@ def _result(cell: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def times(roofline: Artifact, kernel: str) -> str:
+    """Device, graph and call time of Triton, torch.compile and the best baseline; empty without the last two times."""
+    cells = [cell for cell in roofline["cells"] if cell["kernel"] == kernel]
+    if {cell["regime"] for cell in cells}.isdisjoint({"graph", "call"}):
+        return ""
+    headers = ["Shape", "Dtype"]
+    for time in _TIMES:
+        headers += [f"Triton, {time} (us)", f"torch.compile, {time} (us)", f"Best baseline, {time}", "its p50 (us)"]
+    rows = [[*case, *_times(found)] for case, found in _by_case(cells).items()]
+    return f"### {kernel}: three times\n\n{_TIMES_NOTE}\n\n{table(headers, rows)}"
+
+
+def _times(cells: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    absent = {"candidates": (), "best_baseline": None}
+    texts = []
+    for regime in _TIMES.values():
+        cell = cells.get(regime, absent)
+        best = cell["best_baseline"]
+        texts += [p50_text(cell, "triton"), p50_text(cell, "torch_compile"), label(best), p50_text(cell, best)]
+    return texts
+
+
+def _by_case(cells: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, Mapping[str, Any]]]:
+    """Cells by shape and dtype, then by regime."""
+    found: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
+    for cell in cells:
+        found.setdefault((cell["shape"], cell["dtype"]), {})[cell["regime"]] = cell
+    return found
+
+
 def tails(roofline: Artifact, kernel: str) -> str:
     """The spread of Triton's samples; p99 is a dash below 500 samples."""
     names = ("min", "p50", "p95", "p99", "max", "tmean")
@@ -62,10 +99,7 @@ def regimes(roofline: Artifact, kernel: str) -> str:
     timed = [regime for regime in REGIMES if any(cell["regime"] == regime for cell in cells)]
     if timed in ([], [REGIMES[0]]):
         return ""
-    by_case: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
-    for cell in cells:
-        by_case.setdefault((cell["shape"], cell["dtype"]), {})[cell["regime"]] = cell
-    rows = [[*case, *row] for case, found in by_case.items() for row in _regime_rows(found, timed)]
+    rows = [[*case, *row] for case, found in _by_case(cells).items() for row in _regime_rows(found, timed)]
     headers = ["Shape", "Dtype", "Candidate", *(f"{regime} p50 (us)" for regime in timed)]
     return _section(f"{kernel}: by regime", headers, rows)
 
@@ -119,6 +153,13 @@ def unpublished(roofline: Artifact) -> str:
     ]
     headers = ["Kernel", "Shape", "Dtype", "Regime", "Candidate", "Status", "Reason"]
     return _section("Without a figure", headers, rows) if rows else ""
+
+
+def beside(timings: Mapping[str, Artifact]) -> str:
+    """Which kernels were measured while others used the device, by measuring process; empty where none was."""
+    seen = {kernel: [each["other_processes"] for each in timing["processes"]] for kernel, timing in timings.items()}
+    named = [f"`{kernel}` ({', '.join(map(units.plain, counts))})" for kernel, counts in seen.items() if any(counts)]
+    return f"Measured beside other processes on the device: {', '.join(named)}." if named else ""
 
 
 def environment(artifact: Artifact) -> str:

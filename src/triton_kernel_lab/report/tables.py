@@ -20,7 +20,8 @@ __all__ = ["metrics", "render", "run"]
 def run(project: Project) -> None:
     """Write ``reports/<runner>/results.md`` and ``reports/<runner>/metrics.json``."""
     environment, roofline = read_one(project, "environment"), read_one(project, "roofline")
-    text = render(environment, roofline, read_each(project, "correctness"), read_extras(project), stale_tools(project))
+    checked, timings = read_each(project, "correctness"), read_each(project, "timing")
+    text = render(environment, roofline, checked, read_extras(project), stale_tools(project), timings)
     artifacts.write_text(project.reports / "results.md", text)
     artifacts.write_text(project.reports / "metrics.json", artifacts.dumps(metrics(roofline)))
 
@@ -31,6 +32,7 @@ def render(
     correctness: Mapping[str, Artifact],
     extras: Mapping[str, Artifact] | None = None,
     stale: Collection[str] = (),
+    timings: Mapping[str, Artifact] | None = None,
 ) -> str:
     """The whole of results.md. Pure.
 
@@ -39,6 +41,7 @@ def render(
         correctness: one artifact a kernel.
         extras: those of ``EXTRAS`` that there are.
         stale: which of them other sources made than there are now.
+        timings: one artifact a kernel, for who else used the device meanwhile.
     """
     extras = extras or {}
     device = environment["device"]
@@ -48,8 +51,9 @@ def render(
     parts += [memory.section(roofline), fused.section(roofline, correctness), crossover.section(roofline)]
     parts.append(decode_e2e.section(extras.get("decode_e2e"), stale="decode_e2e" in stale))
     parts.append(counted.section(roofline.get("counters", ())))
-    parts += [crosscheck.section(extras.get("crosscheck")), noise.section(extras.get("noise_floor"))]
-    parts += ["## Conditions", sections.environment(environment)]
+    parts.append(crosscheck.section(extras.get("crosscheck"), correctness, roofline["stale"]))
+    parts.append(noise.section(extras.get("noise_floor"), list(correctness)))
+    parts += ["## Conditions", sections.beside(timings or {}), sections.environment(environment)]
     if roofline["ceilings"]:
         parts.append(sections.ceilings(roofline["ceilings"]))
     parts += [sections.unpublished(roofline), _chain(environment, roofline, correctness, extras)]
@@ -59,7 +63,8 @@ def render(
 def _kernel(roofline: Artifact, kernel: str) -> list[str]:
     if roofline["status"] != "measured":
         return [f"Timing not measured: {roofline['reason'] or 'no reason given'}."]
-    return [section(roofline, kernel) for section in (sections.results, sections.tails, sections.regimes)]
+    shown = (sections.results, sections.times, sections.tails, sections.regimes)
+    return [section(roofline, kernel) for section in shown]
 
 
 def _chain(

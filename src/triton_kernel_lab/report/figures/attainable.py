@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ _NAMES = ("other", "torch_compile", "triton")
 _MARKERS = {"triton": "o", "torch_compile": "s", "other": "^"}
 _ASIDE = {"triton": -0.17, "torch_compile": 0.06, "other": 0.22}
 _COLUMNS = 3
+# In units of the share: how tall a word is, and how near to a mark it may come.
+_WORD, _NEAR = 0.08, 0.06
+_NOTE_WIDTH = 140
 
 
 def data(sources: Sources) -> dict[str, Any]:
@@ -28,7 +32,9 @@ def data(sources: Sources) -> dict[str, Any]:
     panels = {kernel: _rows(cells.of_kernel(roofline, kernel)) for kernel in cells.kernels(roofline)}
     shown = {kernel: rows for kernel, rows in panels.items() if rows}
     dtypes = {kernel: cells.dtype_of(roofline, kernel) for kernel in shown}
-    return {**cells.head(sources, None if shown else "no cell has a ceiling"), "panels": shown, "dtypes": dtypes}
+    stale = [kernel for kernel in panels if kernel not in shown and f"timing@{kernel}" in roofline["stale"]]
+    head = cells.head(sources, None if shown else "no cell has a ceiling")
+    return {**head, "panels": shown, "dtypes": dtypes, "stale": stale}
 
 
 def _rows(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -53,20 +59,26 @@ def _rows(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _draw(figure: Figure, shown: Mapping[str, Any]) -> None:
     panels = shown["panels"]
     columns = min(_COLUMNS, len(panels))
-    grid = grid_of(figure, -(-len(panels) // columns), columns, _spaces(panels))
+    note = _note(shown["stale"])
+    grid = grid_of(figure, -(-len(panels) // columns), columns, _spaces(panels, note.count("\n")))
     axes = [axis for row in grid for axis in row]
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
     for index, (kernel, rows) in enumerate(panels.items()):
         _panel(axes[index], kernel, shown["dtypes"][kernel], rows)
         axes[index].tick_params(axis="y", labelleft=index % columns == 0)
-    note = "below each shape its attainable time; floor: too near a launch to claim a share; none: no sound time"
     heading(figure, f"Share of attainable time, {shown['device']}", note, _handles())
 
 
-def _spaces(panels: Mapping[str, Sequence[Mapping[str, Any]]]) -> Spaces:
+def _note(stale: Sequence[str]) -> str:
+    said = "below each shape its attainable time; floor: too near a launch to claim a share; none: no sound time"
+    left_out = f"left out, because their sources have changed since they were timed: {', '.join(stale)}"
+    return "\n".join([said, *textwrap.wrap(left_out, _NOTE_WIDTH)] if stale else [said])
+
+
+def _spaces(panels: Mapping[str, Sequence[Mapping[str, Any]]], more_notes: int) -> Spaces:
     lines = max(text.count("\n") + 1 for rows in panels.values() for text in _ticks(rows))
-    return Spaces(head=0.72, panel=1.05, below=0.32 + 0.11 * lines, left=0.46, between=0.14)
+    return Spaces(head=0.72 + 0.11 * more_notes, panel=1.05, below=0.32 + 0.11 * lines, left=0.46, between=0.14)
 
 
 def _handles() -> list[Any]:
@@ -94,7 +106,17 @@ def _panel(axis: Axes, kernel: str, dtype: str, rows: Sequence[Mapping[str, Any]
         _dots(axis, rows, name)
     for at, row in enumerate(rows):
         if row["ratio"]["triton"] is None:
-            axis.text(at, 0.04, "floor" if row["timed"] else "none", ha="center", fontsize=6.0, color=palette.MUTED)
+            word = "floor" if row["timed"] else "none"
+            axis.text(at, _free(row["ratio"]), word, ha="center", fontsize=6.0, color=palette.MUTED)
+
+
+def _free(ratios: Mapping[str, float | None]) -> float:
+    """The least height at which a word overprints none of these marks."""
+    height = 0.04
+    for ratio in sorted(ratio for ratio in ratios.values() if ratio is not None):
+        if height - _NEAR < ratio < height + _WORD + _NEAR:
+            height = ratio + _NEAR
+    return height
 
 
 def _ticks(rows: Sequence[Mapping[str, Any]]) -> list[str]:

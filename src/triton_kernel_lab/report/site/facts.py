@@ -87,7 +87,8 @@ def model(found: Artifact | None, *, stale: bool = False) -> str:
         reason = found["reason"] if found else "python benchmarks/decode_e2e.py was not run"
         return f"<p>Not measured: {esc(reason)}.</p>"
     rows = [[esc(part) for part in row] for row in decode_e2e.rows(found)]
-    parts = [f'<div class="reading"><p>{prose(decode_e2e.conditions(found, stale=stale))}</p></div>']
+    said = filter(None, [decode_e2e.conditions(found, stale=stale), decode_e2e.missed(found)])
+    parts = [f'<div class="reading">{"".join(f"<p>{prose(each)}</p>" for each in said)}</div>']
     parts.append(table(decode_e2e.HEADERS, rows, "Each decoder of each batch and context"))
     if absent := [[esc(part) for part in row] for row in decode_e2e.missing(found)]:
         parts.append(table(decode_e2e.MISSING_HEADERS, absent, "Decoders without a time"))

@@ -21,6 +21,7 @@ from triton_kernel_lab import artifacts
 from triton_kernel_lab.analysis import roofline
 from triton_kernel_lab.project import Project
 from triton_kernel_lab.report.figures import cells, distribution, latency, palette, points, stage, svg
+from triton_kernel_lab.report.figures import roofline as picture
 from triton_kernel_lab.report.figures.svg import Drawing, Sources
 
 _SVG = "{http://www.w3.org/2000/svg}"
@@ -314,6 +315,12 @@ def test_a_ceiling_that_no_kernel_uses_is_not_drawn(measured: Sources) -> None:
     shown = BY_NAME["roofline"].data(measured)["ceilings"]
     assert set(shown["measured"]["flop_per_s"]) == {"float32"}
     assert set(shown["datasheet"]["flop_per_s"]) == {"float32"}
+
+
+def test_ceilings_that_lie_close_share_a_label() -> None:
+    """Two rates between which no label fits are told in one, in their order; one far below has its own."""
+    close, far = [(743.4, "bfloat16"), (684.4, "float16")], (51.3, "float32")
+    assert picture._near([*close, far]) == [close, [far]]
 
 
 def test_no_share_is_shown_near_the_floor(measured: Sources) -> None:

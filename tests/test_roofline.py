@@ -238,12 +238,18 @@ def test_a_copy_of_the_bytes_is_not_held_to_the_arithmetic(raw: dict[str, Artifa
 
 
 def test_what_is_left_over_from_an_earlier_run_is_not_judged_by_these_ceilings(raw: dict[str, Artifact]) -> None:
-    """Another device may have another floor: a stale timing keeps its times, and has no share and no verdict."""
+    """Another device may have another floor: a stale timing keeps its times, and is held to the datasheet alone."""
     found = cell(build(raw, "timing@rms_norm", timing=scale("triton", 0.9)))
     ours = candidate(found)
     assert (found["attainable_ns"], found["class"]) == (None, "not_applicable")
     assert (ours["status"], ours["attainable_ratio"]) == ("ok", None)
     assert ours["stats"]["p50_ns"] > 0
+    # What no such GPU can do is implausible whenever it was measured.
+    listed: dict[str, Callable[[Artifact], None]] = {"environment": lambda e: e["device"].update(name="NVIDIA H200")}
+    found = cell(build(raw, "timing@rms_norm", timing=scale("triton", 0.5), **listed))
+    ours = candidate(found)
+    assert (found["class"], ours["status"], ours["stats"]) == ("implausible", "invalid", None)
+    assert f"under the {found['vendor_ns']} ns" in ours["reason"]
 
 
 def test_f77_a_value_above_the_ceilings_is_flagged(raw: dict[str, Artifact]) -> None:

@@ -23,7 +23,7 @@ from triton_kernel_lab import artifacts
 from triton_kernel_lab.analysis import roofline as stage
 from triton_kernel_lab.analysis import verify
 from triton_kernel_lab.artifacts import Artifact
-from triton_kernel_lab.project import kernel_names
+from triton_kernel_lab.project import Project, kernel_names
 from triton_kernel_lab.report import tables, units
 from triton_kernel_lab.report.markdown import table
 
@@ -252,14 +252,20 @@ def test_a_failed_candidate_shows_its_status_and_its_reason(loaded: Loaded) -> N
     assert "Without a figure" not in render(loaded)
 
 
+def timed_in(folder: Path, *regimes: str) -> Project:
+    """A project of one cell that was timed in these regimes, with its roofline."""
+    found = synthetic.project(
+        folder, regimes=regimes, shapes=("128x1024",), dtypes=("float16",), samples=10, derive=False
+    )
+    stage.run(found)
+    return found
+
+
 def test_other_regimes_get_a_table_when_they_were_timed(tmp_path: Path, loaded: Loaded) -> None:
     """With graph and call samples each candidate has a row with a column for every regime."""
     assert "by regime" not in render(loaded)
     regimes = ("cold_clean", "graph", "call")
-    found = synthetic.project(
-        tmp_path, regimes=regimes, shapes=("128x1024",), dtypes=("float16",), samples=10, derive=False
-    )
-    stage.run(found)
+    found = timed_in(tmp_path, *regimes)
     tables.run(found)
     rows = cells(section((found.reports / "results.md").read_text(), "rms_norm: by regime"))
     assert rows[0] == ["Shape", "Dtype", "Candidate", *(f"{regime} p50 (us)" for regime in regimes)]
@@ -272,12 +278,7 @@ def test_other_regimes_get_a_table_when_they_were_timed(tmp_path: Path, loaded: 
 def test_three_times_stand_beside_each_other(tmp_path: Path, loaded: Loaded) -> None:
     """Device, graph and call time of a cell are one row, each with its own best baseline; a missing one is a dash."""
     assert "three times" not in render(loaded)
-    regimes = ("cold_clean", "graph", "call")
-    found = synthetic.project(
-        tmp_path, regimes=regimes, shapes=("128x1024",), dtypes=("float16",), samples=10, derive=False
-    )
-    stage.run(found)
-    made = artifacts.read(found.artifacts / "roofline.json")
+    made = artifacts.read(timed_in(tmp_path, "cold_clean", "graph", "call").artifacts / "roofline.json")
     of_kernel = {cell["regime"]: cell for cell in made["cells"] if cell["kernel"] == "rms_norm"}
     of_kernel["call"]["best_baseline"] = "eager"
     made["cells"] = [cell for cell in made["cells"] if cell is not of_kernel["graph"]]

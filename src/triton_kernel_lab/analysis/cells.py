@@ -19,7 +19,7 @@ _COLD = ("cold_clean", "cold_dirty")
 
 
 class _Limits(NamedTuple):
-    """What a cold cell is judged against; all None without ceilings of its run, and in a regime that has none."""
+    """What a cold cell is judged against; all None in a regime without ceilings, the datasheet alone of another run."""
 
     null_ns: int | None
     measured: Bound | None
@@ -47,33 +47,36 @@ class _Limits(NamedTuple):
         return round(self.measured.attainable_ns / p50_ns, 4)
 
     def classify(self, p50_ns: int | None) -> str:
+        if p50_ns is not None and self.implausible(p50_ns):
+            return "implausible"
         if self.measured is None or p50_ns is None:
             return "not_applicable"
-        if self.implausible(p50_ns):
-            return "implausible"
         return "floor_dominated" if self.floor_dominated(p50_ns) else bound_class(self.measured, p50_ns)
 
 
-def derive_cells(timing: Artifact, ceilings: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
+def derive_cells(timing: Artifact, ceilings: Mapping[str, Any], *, same_run: bool = True) -> Iterator[dict[str, Any]]:
     """The roofline cells of a timing artifact, one for each cell and regime in it.
 
     Args:
         timing: a measured timing artifact.
-        ceilings: what ``summarise_ceilings`` returns, or None where they are of another run than the timing.
+        ceilings: what ``summarise_ceilings`` returns.
+        same_run: whether the timing is of the ceilings' run; if not, only the datasheet binds it.
     """
     for cell in timing["cells"]:
         used = {run["regime"] for candidate in cell["candidates"] for run in candidate["runs"]}
         # A cell whose every candidate failed still shows up, in the primary regime.
         for regime in [name for name in REGIMES if name in used] or [REGIMES[0]]:
-            yield _cell(timing["kernel"], cell, regime, ceilings)
+            yield _cell(timing["kernel"], cell, regime, ceilings, same_run)
 
 
-def _cell(kernel: str, cell: Mapping[str, Any], regime: str, ceilings: Mapping[str, Any] | None) -> dict[str, Any]:
+def _cell(
+    kernel: str, cell: Mapping[str, Any], regime: str, ceilings: Mapping[str, Any], same_run: bool
+) -> dict[str, Any]:
     cost = cell["cost"]
     read, write = (sum(item["bytes"] for item in cost[way]) for way in ("read", "write"))
-    limits = _limits(ceilings, regime, read, write, cost["flop"], cost["unit"])
+    limits = _limits((ceilings, read, write, cost["flop"], cost["unit"]), regime, same_run)
     # It moves the bytes of the cell and does none of its arithmetic.
-    of_anchor = _limits(ceilings, regime, read, write, 0, cost["unit"])
+    of_anchor = _limits((ceilings, read, write, 0, cost["unit"]), regime, same_run)
     taking_part = [candidate for candidate in cell["candidates"] if _takes_part(candidate, regime)]
     summaries = [_summary(candidate, regime) for candidate in taking_part]
     candidates = [
@@ -95,11 +98,13 @@ def _cell(kernel: str, cell: Mapping[str, Any], regime: str, ceilings: Mapping[s
     }
 
 
-def _limits(ceilings: Mapping[str, Any] | None, regime: str, read: int, write: int, flop: int, unit: str) -> _Limits:
-    if ceilings is None or regime not in _COLD:
+def _limits(work: tuple[Mapping[str, Any], int, int, int, str], regime: str, same_run: bool) -> _Limits:
+    """The limits of ``work``: ceilings, bytes read, bytes written, FLOP and the unit that does them."""
+    if regime not in _COLD:
         return _Limits(None, None, None)
-    work = (ceilings, read, write, flop, unit)
-    return _Limits(null_kernel_ns(ceilings, regime), measured_bound(*work), vendor_bound(*work))
+    if not same_run:
+        return _Limits(None, None, vendor_bound(*work))
+    return _Limits(null_kernel_ns(work[0], regime), measured_bound(*work), vendor_bound(*work))
 
 
 def _takes_part(candidate: Mapping[str, Any], regime: str) -> bool:

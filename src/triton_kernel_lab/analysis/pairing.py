@@ -166,9 +166,6 @@ def _failure(correctness: Artifact) -> str | None:
 
 def _unsound(base: Replicates, now: Replicates) -> Settled | None:
     """Times that are not there, too few, or of something else."""
-    # A cell that was flagged before has not become worse, and would block every gate from here on.
-    if base.flagged and now.flagged and base.work == now.work:
-        return Settled("AMBIGUOUS", "flagged on both sides: not judged")
     for side, cell in (("current", now), ("base", base)):
         acceptable = side == "base"
         if not cell.times_ns:

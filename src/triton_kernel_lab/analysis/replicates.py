@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triton_kernel_lab.analysis.sides import Key
-from triton_kernel_lab.analysis.stats import FLAGGED_LIMIT_PERCENT, REGIMES, pool, summarise, tmean
+from triton_kernel_lab.analysis.stats import REGIMES, pool, summarise, tmean
 from triton_kernel_lab.artifacts import Artifact
 
 __all__ = ["Replicates", "geometric_mean", "mean_and_sd", "process_times", "replicates"]
@@ -33,8 +33,6 @@ class Replicates:
         wrong: whether its output failed the oracle beside the timed window.
         calls: the calls that one sample holds, the fewest of all processes.
         work: (bytes read, bytes written, flop), what the case asks for.
-        flagged: whether it lacks a time for this alone, that too many of its
-            samples are flagged.
     """
 
     times_ns: tuple[float, ...]
@@ -44,7 +42,6 @@ class Replicates:
     served_by: str | None
     calls: int
     work: tuple[int, int, int]
-    flagged: bool = False
 
     @property
     def logs(self) -> list[float]:
@@ -81,7 +78,6 @@ def _replicates(cell: Mapping[str, Any], regime: str) -> Replicates:
     if ours is None:
         return Replicates((), (), "holds no triton candidate", False, None, 1, work)
     times, reason = process_times(ours, regime)
-    flagged = ours["served_by"] == "triton" and ours["status"] == "ok" and _over_the_limit(_runs(ours, regime))
     if ours["served_by"] != "triton":
         times, reason = {}, f"is served by {ours['served_by']}, not by triton"
     copy = next((each for each in cell["candidates"] if each["role"] == "anchor"), None)
@@ -89,13 +85,7 @@ def _replicates(cell: Mapping[str, Any], regime: str) -> Replicates:
     beside = tuple(anchors[process] for process in times) if times.keys() <= anchors.keys() else ()
     wrong = any(phrase in (ours["reason"] or "") for phrase in _WRONG)
     calls = min((run["calls_per_sample"] for run in _runs(ours, regime)), default=1)
-    return Replicates(tuple(times.values()), beside, reason, wrong, ours["served_by"], calls, work, flagged)
-
-
-def _over_the_limit(runs: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether more of the samples are flagged than leave a believable time."""
-    kept, flagged = pool(runs)
-    return 100 * flagged > FLAGGED_LIMIT_PERCENT * (len(kept) + flagged)
+    return Replicates(tuple(times.values()), beside, reason, wrong, ours["served_by"], calls, work)
 
 
 def _runs(candidate: Mapping[str, Any], regime: str) -> list[Mapping[str, Any]]:

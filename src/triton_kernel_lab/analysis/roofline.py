@@ -103,8 +103,10 @@ def build(
 
 def _cells(timings: Mapping[str, Artifact], ceilings: Artifact, stale: Sequence[str]) -> list[Artifact]:
     # What is stale was left over from an earlier run, whose device and floors are not those of the ceilings.
-    judges = {kernel: None if f"timing@{kernel}" in stale else ceilings for kernel in timings}
-    return [cell for kernel, timing in timings.items() for cell in derive_cells(timing, judges[kernel])]
+    fresh = {kernel: f"timing@{kernel}" not in stale for kernel in timings}
+    return [
+        cell for kernel, timing in timings.items() for cell in derive_cells(timing, ceilings, same_run=fresh[kernel])
+    ]
 
 
 def _with_counts(counters: Mapping[str, Artifact]) -> list[Artifact]:

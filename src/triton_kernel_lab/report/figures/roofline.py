@@ -18,6 +18,8 @@ __all__ = ["DRAWING"]
 
 # Rates this close are one line with both names.
 _ALIKE = 0.06
+# Lines nearer than this on the logarithmic axis leave no room for a label between them.
+_APART = 0.7
 
 
 def data(sources: Sources) -> dict[str, Any]:
@@ -131,13 +133,27 @@ def _roof(axis: Axes, ceiling: Mapping[str, Any] | None, name: str, left: float,
     kind = "measured copy" if name == "measured" else "datasheet memory"
     text = f"{kind} {units.gigabytes_per_s(ceiling['memory_bytes_per_s'])} GB/s"
     axis.plot([left, top / slope], [slope * left, top], label=text, **style)
-    for rate, names in flats:
+    for rate, _ in flats:
         axis.plot([rate / slope, right], [rate, rate], **style)
-        below = name == "measured"
-        text = f"{name} {names} {units.teraflop_per_s(round(rate * 1e12))} TFLOP/s"
-        where: dict[str, Any] = {"xytext": (-2, -2.5 if below else 2.0), "textcoords": "offset points", "ha": "right"}
-        axis.annotate(text, (right, rate), va="top" if below else "bottom", fontsize=6.5, color=style["color"], **where)
+    below = name == "measured"
+    where: dict[str, Any] = {"xytext": (-2, -2.5 if below else 2.0), "textcoords": "offset points", "ha": "right"}
+    for group in _near(flats):
+        rates = ", ".join(f"{names} {units.teraflop_per_s(round(rate * 1e12))}" for rate, names in group)
+        at = (right, group[-1 if below else 0][0])
+        text = f"{name} {rates} TFLOP/s"
+        axis.annotate(text, at, va="top" if below else "bottom", fontsize=6.5, color=style["color"], **where)
     return top
+
+
+def _near(flats: Sequence[tuple[float, str]]) -> list[list[tuple[float, str]]]:
+    """Descending rates in groups whose labels would overprint each other, so that each group has one."""
+    groups: list[list[tuple[float, str]]] = []
+    for rate, names in flats:
+        if groups and rate > _APART * groups[-1][-1][0]:
+            groups[-1].append((rate, names))
+        else:
+            groups.append([(rate, names)])
+    return groups
 
 
 def _merged(rates: Mapping[str, int]) -> list[tuple[float, str]]:

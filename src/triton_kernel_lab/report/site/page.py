@@ -12,7 +12,7 @@ from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.report.figures.stage import DRAWINGS
 from triton_kernel_lab.report.labels import conditions
 from triton_kernel_lab.report.site import cells, facts, provenance
-from triton_kernel_lab.report.site.inline import colour_css, inline
+from triton_kernel_lab.report.site.inline import colour_css, define_once, inline
 from triton_kernel_lab.report.site.markup import data_block, esc, fill, prose
 
 __all__ = ["Sources", "render"]
@@ -70,7 +70,7 @@ def render(sources: Sources) -> str:
         "tiles": facts.tiles(roofline, sources.correctness),
         "kernels": facts.kernels(roofline),
         "lost": facts.lost(roofline),
-        "figures": "\n".join(_picture(sources, index) for index in range(len(DRAWINGS))),
+        "figures": "\n".join(define_once(_picture(sources, index) for index in range(len(DRAWINGS)))),
         "model": facts.model(sources.decode, stale=sources.decode_is_stale),
         "method": facts.method(roofline),
         "environment": facts.environment(sources.environment),
@@ -88,6 +88,6 @@ def _read(name: str) -> str:
 
 def _picture(sources: Sources, index: int) -> str:
     drawing = DRAWINGS[index]
-    # One letter: it stands before each glyph.
+    # One letter: it stands before each name.
     drawn = inline(sources.pictures[drawing.name], chr(ord("a") + index), esc(drawing.title))
     return f'<figure id="figure-{drawing.name}">\n{drawn}\n<figcaption>{esc(drawing.title)}.</figcaption>\n</figure>'

@@ -278,9 +278,12 @@ def test_the_agreement_says_how_many_which_not_and_by_how_many_nanoseconds() -> 
 
 
 def test_nothing_to_compare_claims_no_agreement() -> None:
-    """Without a cell of a published kernel there is a sentence in place of figures, and no table."""
+    """Without a cell of a published kernel there is a sentence in place of figures, what was left out, and no table."""
     made = crosschecked(timed("flash_attention", 20_000, 20_000))
-    assert report.sentence(made, ["rms_norm"]) == "No cell of a published kernel was timed by both."
+    assert report.sentence(made, ["rms_norm"]) == (
+        "No cell of a published kernel was timed by both. "
+        "Left out, because the registry does not publish them: `flash_attention` (1 cell)."
+    )
     assert "|" not in report.section(made, checked(rms_norm="a"))
     assert report.sentence(None, []) == "Not measured yet: `triton-kernel-lab crosscheck` measures it on this runner."
     assert report.section(None, {}) == ""

@@ -51,7 +51,7 @@ def sentence(crosscheck: Artifact | None, kernels: Collection[str]) -> str:
         return f"Not measured yet: {_MAKE} measures it on this runner."
     if crosscheck["status"] != "measured":
         return _unmeasured(crosscheck)
-    return _agreement(_published(crosscheck, kernels))
+    return " ".join(filter(None, [_agreement(_published(crosscheck, kernels)), _left_out(crosscheck, kernels)]))
 
 
 def _unmeasured(crosscheck: Artifact) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +24,8 @@ class Device:
         self.windows = 0
         self.spins: list[int] = []
         self.peak_bytes = 4096
+        self.l2_bytes = 1 << 19
+        self.pauses: list[float] = []
 
     def event(self, enable_timing: bool) -> Any:
         assert enable_timing
@@ -34,6 +38,16 @@ class Device:
         return SimpleNamespace(
             record=record, query=lambda: index // 2 in self.exposed, elapsed_time=lambda end: 0.004544
         )
+
+    @contextlib.contextmanager
+    def capture(self, graph: Any) -> Iterator[None]:
+        start = len(self.log)
+        yield
+        captured = self.log[start:]
+        graph.replay = lambda: self.log.extend(captured)
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
 
     def reading(self, device: int) -> nvml.Reading:
         return nvml.Reading(self.clock_mhz, 300_000, 40, self.reasons)
@@ -49,10 +63,11 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Device:
             self.dirty = lambda: made.log.append("dirty")
 
     monkeypatch.setattr(window, "Sweep", Sweep)
+    monkeypatch.setattr(window, "sleep", lambda seconds: made.pause(seconds))
     monkeypatch.setattr(nvml, "read", made.reading)
     cuda = torch.cuda
     monkeypatch.setattr(cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(cuda, "get_device_properties", lambda index: SimpleNamespace(L2_cache_size=1 << 20))
+    monkeypatch.setattr(cuda, "get_device_properties", lambda index: SimpleNamespace(L2_cache_size=made.l2_bytes))
     monkeypatch.setattr(cuda, "synchronize", lambda: made.log.append("synchronize"))
     monkeypatch.setattr(cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(cuda, "memory_allocated", lambda: 1000)
@@ -64,4 +79,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Device:
 
     monkeypatch.setattr(cuda, "_sleep", sleep)
     monkeypatch.setattr(cuda, "Event", made.event)
+    monkeypatch.setattr(cuda, "CUDAGraph", SimpleNamespace)
+    monkeypatch.setattr(cuda, "graph", made.capture)
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import math
@@ -409,6 +410,54 @@ def test_views_that_interleave_without_sharing_are_served(cut: Callable[[torch.T
         trial = buffer.clone()
         add_rms_norm_(*cut(trial))
         assert_same_bits(trial, expected)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [None, RuntimeError("CUDA error: an illegal memory access was encountered"), KeyboardInterrupt()],
+    ids=["none", "cuda", "interrupt"],
+)
+def test_f53_what_was_written_in_place_is_noticed(error: BaseException | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No backward pass computes from an x or residual written over after it was saved, by a launch that failed too."""
+
+    def bind(*arguments: object, **options: object) -> Callable[..., None]:
+        def launch(x: torch.Tensor, residual: torch.Tensor, *rest: torch.Tensor) -> None:
+            # As a kernel writes: behind the back of autograd.
+            x.data.zero_()
+            residual.data.zero_()
+            if error is not None:
+                raise error
+
+        return launch
+
+    monkeypatch.setattr(_launch, "bind", bind)
+    x, residual, weight = randn(2, 8), randn(2, 8, seed=1), randn(8).requires_grad_()
+    for _ in range(2):
+        products = [x * weight, residual * weight]
+        with contextlib.nullcontext() if error is None else pytest.raises(type(error)):
+            add_rms_norm_(x, residual)
+        for product in products:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                product.sum().backward()
+
+
+def test_f53_a_refused_call_has_written_nothing() -> None:
+    """What autograd saved of the tensors of a call that raises ValueError stays good, first call and later ones."""
+    calls = [*overlapping().values(), (randn(2, 8), randn(3, 8), None)]
+    rows = randn(9, 16)
+    add_rms_norm_(rows[:4], rows[4:8])
+    for x, residual, weight in (*calls, (rows[:4], rows[3:7], None)):
+        before = x._version, residual._version
+        with pytest.raises(ValueError, match=r"^add_rms_norm_: "):
+            add_rms_norm_(x, residual, weight)
+        assert (x._version, residual._version) == before
+
+
+def test_f53_autograd_is_told_of_a_call_on_the_meta_device() -> None:
+    """Nothing is written there, but a graph that saved the tensors is described as on any other device."""
+    x, residual = (torch.empty(2, 8, device="meta") for _ in range(2))
+    add_rms_norm_(x, residual)
+    assert (x._version, residual._version) == (1, 1)
 
 
 def test_f59_the_first_call_is_like_the_second() -> None:

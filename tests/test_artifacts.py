@@ -264,11 +264,15 @@ def test_an_artifact_replaces_a_file_and_makes_its_folders(tmp_path: Path) -> No
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_the_text_form_is_sorted_with_a_vector_a_line_and_line_feeds() -> None:
-    """Keys sorted, LF, UTF-8 as it is, one line a vector of scalars, a final newline."""
-    text = artifacts.dumps({"b": {"z": 1, "a": [1, 2.5, None, "µ"]}, "a": [], "c": [[1, 2], [3]], "d": {}})
+def test_the_text_form_is_sorted_with_a_vector_or_an_object_of_scalars_a_line_and_line_feeds() -> None:
+    """Keys sorted, LF, UTF-8 as it is, one line what holds only scalars or fits 120 columns, a final newline."""
+    long = dict.fromkeys("hgfedc", 10**18)
+    text = artifacts.dumps({"b": {"z": 1, "a": [1, 2.5, None, "µ"]}, "a": [], "d": [long, [1]], "e": {"f": [long]}})
+    flat = ", ".join(f'"{name}": {10**18}' for name in "cdefgh")
+    assert len(flat) > 120
     assert text == (
-        '{\n "a": [],\n "b": {\n  "a": [1,2.5,null,"µ"],\n  "z": 1\n },\n "c": [\n  [1,2],\n  [3]\n ],\n "d": {}\n}\n'
+        f'{{\n "a": [],\n "b": {{"a": [1,2.5,null,"µ"], "z": 1}},\n "d": [\n  {{{flat}}},\n  [1]\n ],\n'
+        f' "e": {{\n  "f": [\n   {{{flat}}}\n  ]\n }}\n}}\n'
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Container
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +14,13 @@ from operator_checks import DEVICE, DTYPES
 
 from triton_kernel_lab.cases import PENDING
 from triton_kernel_lab.cases import rms_norm as norm_case
+from triton_kernel_lab.cases import selected_attention as chosen_case
 from triton_kernel_lab.cases import swiglu as gate_case
 from triton_kernel_lab.cases._base import (
     DTYPES as NAMED,
 )
 from triton_kernel_lab.cases._base import (
+    Baseline,
     Cost,
     Dims,
     dtype_name,
@@ -30,6 +34,7 @@ from triton_kernel_lab.lab import candidates, check, correctness
 from triton_kernel_lab.lab.check import as_tuple
 from triton_kernel_lab.lab.timing import cost_record
 from triton_kernel_lab.project import kernel_names
+from triton_kernel_lab.report import selection
 
 ROOT = Path(__file__).parents[1]
 KERNELS = kernel_names(ROOT)
@@ -40,6 +45,7 @@ GATHERING = {"paged_kv_gather", "selected_attention"}
 # Without a CPU form, or with one that takes a C++ compiler half a minute.
 GPU_ONLY = {
     "aten._fused_rms_norm_backward",
+    "aten._fused_rms_norm_backward + add",
     "torch._weight_int4pack_mm",
     "torch.compile of multiply and sum",
     "SDPA cuDNN",
@@ -210,6 +216,23 @@ def smallest(kernel: str, number: int) -> Dims:
             torch.float32,
             Cost({"dy": 60, "x": 60, "weight": 20}, {"dx": 60, "dweight": 20}, 165, "float32"),
         ),
+        (
+            "add_rms_norm_backward",
+            (2048, 4096),
+            torch.bfloat16,
+            Cost(
+                {"dnormed": 16_777_216, "dsummed": 16_777_216, "summed": 16_777_216, "weight": 8_192},
+                {"dx": 16_777_216, "dweight": 8_192},
+                100_663_296,
+                "float32",
+            ),
+        ),
+        (
+            "add_rms_norm_backward",
+            (3, 5),
+            torch.float32,
+            Cost({"dnormed": 60, "dsummed": 60, "summed": 60, "weight": 20}, {"dx": 60, "dweight": 20}, 180, "float32"),
+        ),
     ],
 )
 def test_f77_costs_are_those_worked_out_by_hand(kernel: str, dims: Dims, dtype: torch.dtype, expected: Cost) -> None:
@@ -287,17 +310,67 @@ def test_eager_and_oracle_mean_the_same_operator(kernel: str, number: int) -> No
         assert torch.allclose(output.double(), reference.double(), rtol=1e-5, atol=1e-6)
 
 
+def wrong(kernel: str, dims: Dims, names: Container[str]) -> dict[str, list[str]]:
+    """What is wrong with each of some candidates of a cell, by name."""
+    case = load(kernel)
+    dtype = torch.float32 if DEVICE.type == "cpu" else torch.bfloat16
+    inputs = case.variants[0].inputs(dims, dtype, torch.Generator(DEVICE).manual_seed(2))
+    expected = check.expect(case, case.variants[0], inputs, dtype)
+    return {
+        each.name: check.run_checked(each.call, each.prepare(*inputs), expected, in_place=each.in_place).failures
+        for each in candidates.build(case, dims, dtype, DEVICE)
+        if each.name in names
+    }
+
+
 @pytest.mark.parametrize("kernel", ALL)
 def test_library_operators_mean_the_same_operator(kernel: str) -> None:
     """What is timed as torch's own operator for the job does the job."""
-    case = load(kernel)
-    dtype = torch.float32 if DEVICE.type == "cpu" else torch.bfloat16
-    inputs = case.variants[0].inputs(case.smoke[0], dtype, torch.Generator(DEVICE).manual_seed(2))
-    expected = check.expect(case, case.variants[0], inputs, dtype)
-    for candidate in candidates.build(case, case.smoke[0], dtype, DEVICE):
-        if candidate.name in case.library and candidate.name not in GPU_ONLY:
-            prepared = candidate.prepare(*inputs)
-            assert check.run_checked(candidate.call, prepared, expected, in_place=candidate.in_place).failures == []
+    names = set(load(kernel).library) - GPU_ONLY
+    assert wrong(kernel, load(kernel).smoke[0], names) == {name: [] for name in names}
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel in ALL if load(kernel).companions])
+def test_companions_mean_the_same_operator(kernel: str) -> None:
+    """Each further way into our own kernels does the job, at every shape that the interpreter runs."""
+    names = load(kernel).companions
+    for dims in load(kernel).smoke:
+        assert wrong(kernel, dims, names) == {name: [] for name in names}
+
+
+def test_the_rows_of_the_paged_companion_are_those_of_the_cache() -> None:
+    """Page by page in the order of the table, the last one filled up, and the pages lie in no order."""
+    q, k, v, indices = chosen_case.inputs((2, 6, 2, 100, 37, 8), torch.float16, torch.Generator().manual_seed(1))
+    companion = load("selected_attention").companions["paged"]
+    assert isinstance(companion, Baseline)
+    prepared = companion.prepare(q, k, v, indices)
+    table = prepared[3]
+    assert table.shape == (2, 7)
+    assert sorted(table.flatten().tolist()) == list(range(14))
+    assert table.flatten().tolist() != list(range(14))
+    gathered = chosen_case._gathered(*prepared)
+    assert all(torch.equal(found[:, :100], given) for found, given in zip(gathered[1:3], (k, v), strict=True))
+    assert gathered[0] is q
+    assert gathered[3] is indices
+
+
+def test_the_report_holds_the_time_from_pages_against_that_from_one_piece() -> None:
+    """Its sentence has the least and the largest ratio of the cold cells that have both, and the size of a page."""
+
+    def cell(
+        ours: int | None, pages: int | None, regime: str = "cold_clean", kernel: str = "selected_attention"
+    ) -> Any:
+        times = [("triton", ours), ("paged", pages)]
+        timed = [{"name": name, "stats": None if p50 is None else {"p50_ns": p50}} for name, p50 in times]
+        return {"kernel": kernel, "regime": regime, "candidates": timed}
+
+    void = [cell(1000, None), cell(None, 1000), cell(1000, 9000, "warm"), cell(1000, 9000, kernel="rms_norm")]
+    assert selection.paged({"cells": void}) == []
+    (sentence,) = selection.paged({"cells": [*void, cell(1000, 1050), cell(1000, 990), cell(2000, 2000)]})
+    assert sentence == (
+        f"`selected_attention`, straight from pages of {chosen_case._PAGE}: 0.990x to 1.050x the time from a "
+        "contiguous cache."
+    )
 
 
 # Inputs.

@@ -157,6 +157,22 @@ def test_a_changed_launch_table_or_shared_module_is_timed(tmp_path: Path) -> Non
     assert confirmed(repo)["compared"] == 0
 
 
+def test_a_case_without_an_operator_of_its_own_is_compiled_from_the_one_that_it_calls(tmp_path: Path) -> None:
+    """A changed operator or launch table of another kernel is a change of the case that imports it."""
+    repo = repository(tmp_path / "repo", FAST)
+    package = repo.root / "src/triton_kernel_lab"
+    (package / "cases/borrowing.py").write_text(
+        f"from triton_kernel_lab.ops.{KERNEL} import swiglu\n", encoding="utf-8"
+    )
+    seen = {confirm.compiled_from(repo.root, "borrowing")}
+    for name in (f"ops/{KERNEL}.py", f"ops/launch/{KERNEL}.json"):
+        with (package / name).open("a", encoding="utf-8") as stream:
+            stream.write("\n")
+        seen.add(confirm.compiled_from(repo.root, "borrowing"))
+    assert len(seen - {None}) == 3
+    assert confirm.compiled_from(repo.root, "absent") is None
+
+
 def test_a_kernel_that_the_base_does_not_have_is_new(tmp_path: Path) -> None:
     """It is listed and fails nothing, but where it is all there is nothing was compared."""
     repo = repository(tmp_path / "repo", FAST)

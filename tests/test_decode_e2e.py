@@ -23,11 +23,14 @@ from triton_kernel_lab.analysis import verify
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.decode_e2e import DecodeError, Request
 from triton_kernel_lab.endtoend import measure, prime
+from triton_kernel_lab.endtoend import profile as profiling
 from triton_kernel_lab.endtoend.model import INT4_GROUP, Models, Sizes, quantised, sharing
 from triton_kernel_lab.endtoend.opponents import OPPONENTS, Opponent, Setting
+from triton_kernel_lab.endtoend.profile import Activity, ProfileError, Trace
 from triton_kernel_lab.endtoend.sessions import Session
 from triton_kernel_lab.endtoend.watch import Laps, Watch, watch_for
 from triton_kernel_lab.lab.check import Error, Limit
+from triton_kernel_lab.ops import _launch
 from triton_kernel_lab.project import Project, find_project
 from triton_kernel_lab.report import decode_e2e as report
 from triton_kernel_lab.report import readme
@@ -327,6 +330,223 @@ def test_the_decoder_of_this_project_takes_part() -> None:
     )
 
 
+# Where a step goes.
+
+
+def step_of(start_ns: int, *kernels: tuple[str, int, int]) -> list[Activity]:
+    """A mark, and then kernels by name, begin and end after it."""
+    mark = Activity("at::cuda::(anonymous namespace)::spin_kernel(long)", start_ns - 2, start_ns - 1)
+    return [mark, *(Activity(name, start_ns + begin, start_ns + end) for name, begin, end in kernels)]
+
+
+LAST_MARK = step_of(10**6)
+
+
+def test_the_traced_step_is_the_median_one() -> None:
+    """The first step does not count; of the others, in whatever order they are told, that of median span is kept."""
+    steps = [step_of(at * 1000, ("a", 0, span)) for at, span in enumerate((900, 30, 10, 20), 1)]
+    told = [each for step in reversed([*steps, LAST_MARK]) for each in step]
+    found = profiling.facts([Activity("before all", 0, 1), *told], 3)
+    assert found == {
+        "steps": 3,
+        "span_ns": 20,
+        "kernel_ns": 20,
+        "kernels": [{"name": "a", "launches": 1, "ns": 20}],
+    }
+
+
+def test_time_in_which_kernels_overlap_counts_once() -> None:
+    """A kernel counts from when all before it have ended, so that kernels and gaps make up the span."""
+    step = step_of(100, ("a", 0, 40), ("b", 30, 50), ("b", 35, 45), ("a", 60, 90))
+    found = profiling.facts([*step_of(1, ("a", 0, 5)), *step, *LAST_MARK], 1)
+    assert (found["span_ns"], found["kernel_ns"]) == (90, 40 + 20 + 10 + 30)
+    assert found["kernels"] == [{"name": "a", "launches": 2, "ns": 70}, {"name": "b", "launches": 2, "ns": 10}]
+
+
+def test_many_kernels_are_told_as_twenty_and_the_rest() -> None:
+    """The twenty that take longest have a row each; the others share one, with all their launches and time."""
+    kernels = [(f"k{at:02}", 1000 * at, 1000 * at + 100 - at) for at in range(23)]
+    rows = profiling.facts([*step_of(1, ("a", 0, 5)), *step_of(100, *kernels), *LAST_MARK], 1)["kernels"]
+    assert [row["name"] for row in rows] == [f"k{at:02}" for at in range(20)] + ["other"]
+    assert rows[-1] == {"name": "other", "launches": 3, "ns": 80 + 79 + 78}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [],
+        [Activity("a", 0, 1)],
+        [*step_of(10, ("a", 0, 1)), *LAST_MARK],
+        [*step_of(10, ("a", 0, 1)), *step_of(20), *LAST_MARK],
+    ],
+)
+def test_steps_that_are_not_told_are_no_zeros(told: list[Activity]) -> None:
+    """Without a mark for each step, or with a step of no kernel, there is no profile."""
+    with pytest.raises(ProfileError, match="expected 2 steps set apart by marks"):
+        profiling.facts(told, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("_row_kernel", "_row_kernel"),
+        ("void at::native::copy<128, at::f<int>(int)::{lambda()#1}>(int, at::x)", "at::native::copy"),
+        ("void (anonymous namespace)::softmax_warp_forward<float, 5>(float*)", "softmax_warp_forward"),
+        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int, float>(T<int>)", "internal::gemvx::kernel"),
+        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD"),
+        ("(", "("),
+        ("k" * 200, "k" * 120),
+    ],
+)
+def test_a_kernels_name_is_shortened(name: str, short: str) -> None:
+    """What it returns, its template arguments and its parameters are cut; something is always left."""
+    assert profiling.short(name) == short
+
+
+class Played(Trace):
+    """Runs the steps, and tells of each two kernels that last as long as its number."""
+
+    def __init__(self) -> None:
+        self.marks = 0
+
+    def refusal(self, device: torch.device) -> str | None:
+        return None
+
+    def mark(self) -> None:
+        self.marks += 1
+
+    def of(self, work: Callable[[], None]) -> list[Activity]:
+        work()
+        steps = [step_of(at * 1000, ("a", 0, at), ("b", at, 2 * at)) for at in range(1, self.marks)]
+        return [each for step in [*steps, LAST_MARK] for each in step]
+
+
+def test_steps_are_traced_after_a_warm_up() -> None:
+    """A session of its own goes as far as a timed one does before its times; then one step more than counts is made."""
+    made: list[int] = []
+
+    class Counting:
+        note: str | None = None
+
+        def __init__(self, session: Session) -> None:
+            self._session = session
+
+        def step(self, tokens: torch.Tensor) -> torch.Tensor:
+            made.append(len(tokens))
+            return self._session.step(tokens)
+
+    lines: list[str] = []
+    trace, own = Played(), {"own": like_eager(Counting)}
+    found = profiling.profiles(Models(SIZES, CPU, 64, seed=0), 2, CONTEXT, own, PROTOCOL, lines.append, own, trace)
+    assert (len(made), trace.marks) == (PROTOCOL.checked_steps + PROTOCOL.warmup_steps + 4, 5)
+    kernels = [{"name": "a", "launches": 1, "ns": 3}, {"name": "b", "launches": 1, "ns": 3}]
+    profile = {"steps": 3, "span_ns": 6, "kernel_ns": 6, "kernels": kernels}
+    assert found == {"own": {"profile": profile, "profile_reason": None}}
+    assert lines == ["own: where a step goes"]
+
+
+def test_what_cannot_be_traced_says_why(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without CUPTI, with a decoder that fails or with steps nobody tells, the profile is null with a reason."""
+
+    class Blind(Played):
+        def of(self, work: Callable[[], None]) -> list[Activity]:
+            return []
+
+    also = {"broken": replace(OPPONENTS["liger"], open=broken), "eager": OPPONENTS["eager_static"]}
+
+    def reasons(trace: Trace | None) -> list[str]:
+        found = profiling.profiles(models, 1, CONTEXT, also, PROTOCOL, opponents=also, trace=trace)
+        assert all(each["profile"] is None for each in found.values())
+        return [each["profile_reason"] for each in found.values()]
+
+    assert reasons(None) == ["a device of type cpu has no CUPTI"] * 2
+    assert reasons(Blind()) == [
+        "RuntimeError: no kernel for this device",
+        "ProfileError: expected 4 steps set apart by marks, found kernels of each: [].",
+    ]
+    monkeypatch.setattr(Models, "prefill", lambda *anything: broken(anything))
+    assert reasons(Blind()) == ["RuntimeError: no kernel for this device"] * 2
+
+
+@pytest.mark.gpu
+def test_cupti_tells_the_kernels_of_a_graph() -> None:
+    """On a GPU each launch of a replayed CUDA graph is told, and what tracing marks is left out."""
+    x = torch.ones(1 << 20, device=DEVICE)
+    graph = torch.cuda.CUDAGraph()
+    x.add_(1)
+    with torch.cuda.graph(graph):
+        for _ in range(4):
+            x.add_(1)
+    trace = Trace()
+
+    def work() -> None:
+        for _ in range(4):
+            trace.mark()
+            graph.replay()
+        trace.mark()
+
+    assert trace.refusal(DEVICE) is None
+    found = profiling.facts(trace.of(work), 3)
+    assert [row["launches"] for row in found["kernels"]] == [4]
+    assert found["span_ns"] >= found["kernel_ns"] > 0
+
+
+PARTS = {
+    "_attend_kernel": "Attention",
+    "pytorch_flash::flash_fwd_splitkv_kernel": "Attention",
+    "fmha_cutlassF_bf16_aligned_64x128_rf_sm80": "Attention",
+    "triton_poi_fused__scaled_dot_product_efficient_attention_clone_3": "Attention",
+    "_row_kernel": "Matrix products",
+    "_vector_kernel": "Matrix products",
+    "_streamed_kernel": "Matrix products",
+    "_stream_kernel": "Matrix products",
+    "nvjet_tst_64x8_64x16_2x1_v_bz_TNT": "Matrix products",
+    "internal::gemvx::kernel": "Matrix products",
+    "gemv2T_kernel_val": "Matrix products",
+    "cutlass::Kernel2": "Matrix products",
+    "cublasLt::splitKreduce_kernel": "Matrix products",
+    "triton_tem_fused_mm_t_7": "Matrix products",
+    "triton_red_fused_mm_0": "Matrix products",
+    "_rows_kernel": "Norms",
+    "triton_red_fused__to_copy_add_embedding_mean_mul_pow_rsqrt_0": "Norms",
+    "_rotate_kernel": "Other kernels",
+    "triton_poi_fused_bmm_cat_cos_mul_sin_1": "Other kernels",
+    "triton_poi_fused_mul_silu_5": "Other kernels",
+    "at::native::reduce_kernel": "Other kernels",
+    "Memcpy DtoD": "Other kernels",
+    "other": "Other kernels",
+    "never_heard_of": "Other kernels",
+}
+
+
+@pytest.mark.parametrize("kernel", PARTS)
+def test_a_kernel_belongs_to_a_part_by_its_name(kernel: str) -> None:
+    """Ours, the libraries' and Inductor's are told apart; what nobody knows is other."""
+    assert report.part_of(kernel) == PARTS[kernel]
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("norm", ["rms_norm", "add_rms_norm"])
+def test_no_norm_of_the_model_has_the_name_of_a_product(norm: str, rows: int) -> None:
+    """At the published width a norm holds whole rows, so that ``_streamed_kernel`` is the gated projection's alone."""
+    assert _launch.choose(norm, "sm_90", itemsize=2, rows=rows, columns=4096)["kernel"] == "rows"
+
+
+def test_the_parts_of_a_step_are_its_span() -> None:
+    """Every kernel counts once, and what is left of the span are the gaps."""
+    names = ("_attend_kernel", "_row_kernel", "_rows_kernel", "_rotate_kernel", "other")
+    kernels = [{"name": name, "launches": 2, "ns": 10**at} for at, name in enumerate(names)]
+    made = report.parts({"span_ns": 30_000, "kernels": kernels})
+    assert made == {
+        "Attention": 1,
+        "Matrix products": 10,
+        "Norms": 100,
+        "Other kernels": 11_000,
+        "Gaps": 30_000 - 11_111,
+    }
+    assert sum(made.values()) == 30_000
+
+
 # Compiling ahead.
 
 
@@ -511,6 +731,58 @@ def test_the_artifact_keeps_cells_and_is_verified(project: Project, played: list
     )
 
 
+TRACED = {
+    "steps": 3,
+    "span_ns": 1_900_000,
+    "kernel_ns": 1_700_000,
+    "kernels": [
+        {"name": "_row_kernel", "launches": 49, "ns": 1_500_000},
+        {"name": "_attend_kernel", "launches": 16, "ns": 150_000},
+        {"name": "_rows_kernel", "launches": 33, "ns": 50_000},
+    ],
+}
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch, played: list[tuple[int, int]]) -> list[tuple[int, int, list[str]]]:
+    """Let the steps of each cell be traced as made up, once all cells are timed; returns what was asked for."""
+    asked: list[tuple[int, int, list[str]]] = []
+
+    def profiles(models: Models, batch: int, context: int, names: list[str], *rest: Any) -> dict[str, Any]:
+        assert len(played) == 2
+        asked.append((batch, context, names))
+        return {name: {"profile": TRACED, "profile_reason": None} for name in names}
+
+    monkeypatch.setattr(profiling, "profiles", profiles)
+    return asked
+
+
+def test_steps_are_traced_once_when_all_is_timed(project: Project, traced: list[tuple[int, int, list[str]]]) -> None:
+    """Each cell keeps where the steps of ours go; a later run asks no more, and the artifact is verified."""
+    path = decode_e2e.run(project, request())
+    cells = artifacts.read(path, "decode_e2e")["cells"]
+    assert traced == [(1, 1024, ["triton_static"]), (8, 1024, ["triton_static"])]
+    assert [[each.get("profile") for each in cell["opponents"]] for cell in cells] == [[TRACED, *[None] * 4]] * 2
+    decode_e2e._profile(None, cells[0], PROTOCOL, print)  # type: ignore[arg-type]
+    assert len(traced) == 2
+    synthetic.run_pure_stages(project)
+    assert verify.run(project) == []
+    synthetic.edit(path, lambda artifact: artifact["cells"][1]["opponents"][0]["profile"].update(kernel_ns=1_699_999))
+    assert verify.run(project)[0] == (
+        f"artifacts/{project.runner}/decode_e2e.json: $.cells[1].opponents[0].profile.kernels: "
+        "expected at most 1699999 ns together, found 1700000; run `python benchmarks/decode_e2e.py`."
+    )
+
+
+def test_a_profile_that_is_none_prints_nothing(project: Project, played: list[tuple[int, int]]) -> None:
+    """Without a GPU each of those to be traced has a reason, and neither zeros nor a table are printed."""
+    found = artifacts.read(decode_e2e.run(project, request()), "decode_e2e")
+    ours = found["cells"][0]["opponents"][0]
+    assert (ours["profile"], ours["profile_reason"]) == (None, "a device of type cpu has no CUPTI")
+    for text in (report.section(found), report.block(found), facts.model(found)):
+        assert "Where a step goes" not in text
+
+
 def test_an_artifact_of_other_sources_is_called_stale(project: Project, played: list[tuple[int, int]]) -> None:
     """With another digest of sources in it results.md, README, page and verify say so; the artifact stays sound."""
     path = decode_e2e.run(project, request())
@@ -670,6 +942,46 @@ def test_section_readme_and_page_tell_what_is_missed(project: Project, played: l
     assert block.endswith(f" torch.compile that of its two modes. {missed}")
     assert "vs torch.compile is against the faster of its default mode and reduce-overhead." in block
     assert "<p>Aimed at in bfloat16: 1.5x" in facts.model(found)
+
+
+def test_where_a_step_goes_stands_below_what_is_missed(
+    project: Project, traced: list[tuple[int, int, list[str]]]
+) -> None:
+    """Part by part in us and per cent of the traced step, beside the step as timed; the floor by what is read."""
+    found = artifact(project)
+    made = report.part_rows(found)
+    shares = ["150.0 (7.9 %)", "1500.0 (78.9 %)", "50.0 (2.6 %)", "-", "200.0 (10.5 %)"]
+    assert made[0] == ["1", "1024", "Triton", "static", *shares, "1900.0", "2000.0"]
+    ceiling = found["read_ceiling"]["bytes_per_s"]
+    for row, cell in zip(made[1::2], found["cells"], strict=True):
+        derived = cell["opponents"][0]["derived"]
+        cached = round(cell["cache_bytes"] * 1e6 / ceiling, 1)
+        assert row[:4] == [str(cell["batch"]), "1024", "Floor", "-"]
+        assert float(row[4]) == pytest.approx(cached, abs=0.11)
+        assert float(row[4]) + float(row[5]) == pytest.approx(derived["floor_ns"] / 1000, abs=0.11)
+        assert row[6:] == ["-", "-", "-", row[9], "-"]
+    kernel = ["Triton", "static", "_row_kernel", "Matrix products", "49", "1500.0", "78.9 %"]
+    assert report.kernel_rows(found)[0] == ["1", "1024", *kernel]
+    assert report.block(found).endswith(report.traced(found))
+    section, page = report.section(found), facts.model(found)
+    assert section.index(report.missed(found)) < section.index("### Where a step goes")
+    assert "| _row_kernel" in section
+    assert "<td>_row_kernel</td>" in page
+    assert "<td>1500.0 (78.9 %)</td>" in page
+
+
+def test_only_who_misses_an_aim_and_who_is_aimed_at_are_told() -> None:
+    """A cell that reaches both is left out, a cache that reaches both too, and a profile that is none."""
+    missing, reaching = ours("static", 1.4, 1.2), ours("paged", 1.6, 1.2)
+    compiled = {"name": "torch_compile_reduce_overhead", "cache": "static", "derived": {"step_p50_ns": 3}}
+    for each in (missing, reaching, compiled):
+        each["profile"] = TRACED
+    found = made_up(
+        c64=(missing, reaching, compiled), c128=(reaching, compiled), c256=({**missing, "profile": None}, compiled)
+    )
+    told = [(cell["context"], [each["name"] for each in some]) for cell, some in report._traced(found)]
+    assert told == [(64, ["triton_static", "torch_compile_reduce_overhead"])]
+    assert report.traced(made_up(c128=(reaching, compiled))) == ""
 
 
 def test_what_was_never_measured_is_told(project: Project) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import operator_checks as checks
@@ -16,7 +18,7 @@ from operator_checks import DEVICE, DTYPES, INTERPRETED, assert_right, assert_sa
 
 from triton_kernel_lab import routing
 from triton_kernel_lab.lab import check
-from triton_kernel_lab.ops import _int4_pack, _launch
+from triton_kernel_lab.ops import _int4_pack, _launch, _split
 from triton_kernel_lab.ops.int4_linear import int4_linear, int4_linear_reference, pack_int4, unpack_int4
 
 op = importlib.import_module("triton_kernel_lab.ops.int4_linear")
@@ -419,6 +421,122 @@ def test_f10_misaligned_tensors_after_aligned_ones(rows: int) -> None:
     assert len(op._plans) > plans + 3
 
 
+CHANGES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[Any, ...]]] = {
+    "dtype of x": lambda x, packed, scales: (x.float(), packed, scales, 128),
+    "shape of x": lambda x, packed, scales: (x[:3], packed, scales, 128),
+    "strides of x": lambda x, packed, scales: (x.repeat(1, 2)[:, :128], packed, scales, 128),
+    "dtype of packed": lambda x, packed, scales: (x, packed.view(torch.int8), scales, 128),
+    "dense packed": lambda x, packed, scales: (x, packed.repeat(1, 1, 1, 2)[..., :64], scales, 128),
+    "shape of the scales": lambda x, packed, scales: (x, packed, scales[:31], 128),
+    "dtype of the scales": lambda x, packed, scales: (x, packed, scales.half(), 128),
+    "strides of the scales": lambda x, packed, scales: (x, packed, scales.repeat(1, 2)[:, :1], 128),
+    "group size": lambda x, packed, scales: (x, packed, scales, 256),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_plan_serves_its_own_signature_alone(change: str) -> None:
+    """Each property on which a launch depends has plans of its own, and a repeated call makes none."""
+    x, (packed, scales) = randn(4, 128, dtype=torch.float16), layer(32, 128, 128, torch.float32)
+    for _ in range(2):
+        int4_linear(x, packed, scales, 128)
+        assert len(op._plans) == 1
+    changed = CHANGES[change](x, packed, scales)
+    assert_close(int4_linear(*changed), oracle(*changed))
+    assert len(op._plans) > 1
+
+
+def test_what_does_not_fit_is_refused_after_what_did() -> None:
+    """A plan of the same sizes on another device, or of as many tiles in other places, lets nothing pass."""
+    x, (packed, scales) = randn(4, 256), layer(32, 256, 128, torch.float32)
+    int4_linear(x, packed, scales, 128)
+    for x_, packed_, scales_ in (
+        (x.to("meta"), packed, scales),
+        (x, packed.to("meta"), scales),
+        (x, packed, scales.to("meta")),
+        (x, packed.view(4, 1, 16, 64), scales),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            int4_linear(x_, packed_, scales_, 128)
+
+
+# Where programs share a sum.
+
+
+class Streams:
+    """What sharing memory asks of CUDA, with no GPU: the current device and stream, and whether it captures."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.device, self.stream, self.capturing = 0, 7, False
+        active = SimpleNamespace(get_current_stream=lambda device: self.stream)
+        monkeypatch.setattr(
+            op, "triton", SimpleNamespace(runtime=SimpleNamespace(driver=SimpleNamespace(active=active)))
+        )
+        monkeypatch.setattr(op, "INTERPRET", False)
+        monkeypatch.setattr(op, "_streams", {})
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: self.device)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+
+    def addresses(self, numbers: int = 100, programs: int = 3) -> tuple[int, int]:
+        """Where a launch finds its parts and its counters."""
+        self.last = op._workspace(torch.device("cpu", 0), numbers, programs)()
+        parts, counters = self.last
+        assert (parts.dtype, counters.dtype) == (torch.float32, torch.int32)
+        assert parts.numel() >= numbers
+        assert counters.numel() >= programs
+        assert not counters.any()
+        return parts.data_ptr(), counters.data_ptr()
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
+    return Streams(monkeypatch)
+
+
+def test_launches_of_one_stream_share_memory_and_those_of_two_do_not(streams: Streams) -> None:
+    """Each stream keeps parts and counters of its own, for whatever shape comes next."""
+    first = streams.addresses()
+    streams.stream = 8
+    second = streams.addresses()
+    assert not set(first) & set(second)
+    assert streams.addresses(50, 4) == second
+    streams.stream = 7
+    assert streams.addresses() == first
+
+
+def kept() -> set[int]:
+    """Addresses of all memory that is kept from launch to launch."""
+    return {tensor.data_ptr() for pair in op._streams.values() for tensor in pair}
+
+
+@pytest.mark.parametrize("reason", ["captured", "another device", "poisoned", "large", "many"])
+def test_a_launch_has_memory_of_its_own_where_sharing_is_wrong(reason: str, streams: Streams) -> None:
+    """Under capture, off the current device, where NaN is to show and beyond the bound, nothing is kept or shared."""
+    streams.addresses()
+    streams.capturing = reason == "captured"
+    streams.device = int(reason == "another device")
+    numbers, programs = op._PARTS + int(reason == "large"), op._COUNTERS + int(reason == "many")
+    with check.poisoned() if reason == "poisoned" else contextlib.nullcontext():
+        given = streams.addresses(100 if reason == "poisoned" else numbers, programs)
+    assert not set(given) & kept()
+    assert reason != "poisoned" or streams.last[0].isnan().all()
+
+
+def test_what_streams_keep_is_bounded(streams: Streams) -> None:
+    """A stream keeps its largest parts alone, up to 8 MiB, and no more than 32 streams keep any."""
+    counters = streams.addresses(100)[1]
+    assert streams.addresses(200)[1] == counters
+    assert streams.addresses(150)[1] == counters
+    ((parts, _),) = op._streams.values()
+    assert parts.numel() == 200
+    streams.addresses(op._PARTS)
+    ((parts, _),) = op._streams.values()
+    assert parts.numel() * parts.element_size() == 8 << 20
+    for streams.stream in range(100):
+        streams.addresses()
+        assert len(op._streams) <= 32
+
+
 # Gradients.
 
 
@@ -630,6 +748,67 @@ def test_f62_a_captured_graph_follows_its_inputs(n: int) -> None:
         assert_same_bits(y, int4_linear(x, packed, scales, 128))
 
 
+SHARED = STREAM | {"k_warps": 4, "n_tiles": 1, "programs": 128}
+
+
+@pytest.mark.gpu
+def test_two_streams_at_once_never_share_parts() -> None:
+    """Launches that overlap on two streams, each of which adds parts of programs, give each stream its own answers."""
+    packed, scales = layer(256, 16384, 128, torch.float16)
+    xs = [randn(4, 16384, dtype=torch.float16, seed=seed) for seed in range(2)]
+    with _launch.forced(SHARED):
+        expected = [int4_linear(x, packed, scales, 128) for x in xs]
+        streams = [torch.cuda.Stream() for _ in xs]
+        torch.cuda.synchronize()
+        found: list[list[torch.Tensor]] = [[], []]
+        for _ in range(200):
+            for stream, x, ys in zip(streams, xs, found, strict=True):
+                with torch.cuda.stream(stream):
+                    ys.append(int4_linear(x, packed, scales, 128))
+        torch.cuda.synchronize()
+    assert len({op._streams[x.get_device(), stream.cuda_stream][0].data_ptr() for stream in streams}) == 2
+    for y, ys in zip(expected, found, strict=True):
+        assert all(torch.equal(each, y) for each in ys)
+
+
+@pytest.mark.gpu
+def test_f62_a_graph_runs_beside_calls_of_the_stream_that_captured_it() -> None:
+    """Replays that overlap with calls on the stream of the capture have parts and counters of their own."""
+    packed, scales = layer(256, 16384, 128, torch.float16)
+    xs = [randn(4, 16384, dtype=torch.float16, seed=seed) for seed in range(2)]
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with _launch.forced(SHARED):
+        expected = [int4_linear(x, packed, scales, 128) for x in xs]
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            int4_linear(xs[0], packed, scales, 128)
+        with torch.cuda.graph(graph, stream=side):
+            y = int4_linear(xs[0], packed, scales, 128)
+        torch.cuda.synchronize()
+        beside = []
+        for _ in range(200):
+            graph.replay()
+            with torch.cuda.stream(side):
+                beside.append(int4_linear(xs[1], packed, scales, 128))
+        torch.cuda.synchronize()
+    assert_same_bits(y, expected[0])
+    assert all(torch.equal(each, expected[1]) for each in beside)
+
+
 def test_bf16_is_left_to_the_gpu() -> None:
     """What these tests say of 16 bits is fp16 alone where the interpreter runs, whose bf16 is not a GPU's (F64)."""
     assert (torch.bfloat16 in DTYPES) != INTERPRETED
+
+
+@pytest.mark.gpu
+def test_what_a_stream_keeps_outlives_the_graphs_of_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory first kept while torch.compile warms up its CUDA graphs is not theirs, and answers stay right."""
+    monkeypatch.setattr(op, "_streams", {})
+    monkeypatch.setattr(_split, "_streams", {})
+    packed, scales = layer(256, 16384, 128, torch.float16)
+    compiled = torch.compile(lambda x: int4_linear(x, packed, scales, 128) + 1, mode="reduce-overhead", fullgraph=True)
+    with _launch.forced(SHARED):
+        for seed in range(5):
+            x = randn(4, 16384, dtype=torch.float16, seed=seed)
+            torch.compiler.cudagraph_mark_step_begin()
+            assert torch.equal(compiled(x), int4_linear(x, packed, scales, 128) + 1)

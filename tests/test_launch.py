@@ -6,24 +6,29 @@ import contextlib
 import importlib
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import triton
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_checks import DEVICE, assert_same_bits, randn
+from triton.runtime import _allocation
 
 from triton_kernel_lab import artifacts, rms_norm, swiglu
 from triton_kernel_lab.cases import PENDING
-from triton_kernel_lab.ops import _launch
+from triton_kernel_lab.cases._base import load
+from triton_kernel_lab.ops import _launch, _split
 from triton_kernel_lab.ops._rows import RowLayout, row_count, row_layout
 from triton_kernel_lab.project import kernel_names
 
 ROOT = Path(__file__).parents[1]
-KERNELS = [*kernel_names(ROOT), *PENDING]
+# A case without buckets goes by the table of the kernels that it calls.
+KERNELS = [kernel for kernel in (*kernel_names(ROOT), *PENDING) if load(kernel).buckets]
 TABLES: dict[str, dict[str, Any]] = {
     kernel: json.loads((ROOT / f"src/triton_kernel_lab/ops/launch/{kernel}.json").read_text(encoding="utf-8"))
     for kernel in KERNELS
@@ -271,17 +276,20 @@ class Devices:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
         self.current, self.entered, self.started = 0, list[int](), list[tuple[int, tuple[Any, ...]]]()
         self.error: Exception | None = None
+        self.capturing, self.scratch, self.allocators = set[int](), 0, list[Any]()
         active = SimpleNamespace(get_current_stream=lambda device: f"stream of {device}")
-        driver = SimpleNamespace(runtime=SimpleNamespace(driver=SimpleNamespace(active=active)), __version__=version)
+        runtime = SimpleNamespace(driver=SimpleNamespace(active=active))
+        driver = SimpleNamespace(runtime=runtime, __version__=version, set_allocator=triton.set_allocator)
         monkeypatch.setattr(_launch, "INTERPRET", False)
         monkeypatch.setattr(_launch, "triton", driver)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: self.current)
         monkeypatch.setattr(torch.cuda, "device", self.device)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.current in self.capturing)
 
     @contextlib.contextmanager
-    def device(self, device: int) -> Iterator[None]:
-        before, self.current = self.current, device
-        self.entered.append(device)
+    def device(self, device: int | torch.device) -> Iterator[None]:
+        before, self.current = self.current, device if isinstance(device, int) else device.index
+        self.entered.append(self.current)
         try:
             yield
         finally:
@@ -289,31 +297,33 @@ class Devices:
 
     def start(self, *arguments: Any) -> None:
         self.started.append((self.current, arguments))
+        self.allocators.append(_allocation._allocator.get())
         if self.error is not None:
             raise self.error
 
     def warmup(self, *arguments: Any, **options: Any) -> Any:
         self.start("compiled")
-        run = Launcher(self.start)
+        run = Launcher(self.start, self.scratch)
         described = {"n_regs": 8, "n_spills": 0, "metadata": SimpleNamespace(shared=0), "asm": {"cubin": b""}}
         return SimpleNamespace(run=run, function="function", packed_metadata="packed", **described)
 
     def bound(self, device: int) -> Callable[..., None]:
         """A kernel of one tensor, one scalar and one constant, bound to a device."""
-        fn = SimpleNamespace(__name__="_fake_kernel")
+        fn = SimpleNamespace(__module__="operator", __name__="_fake_kernel")
         kernel = SimpleNamespace(arg_names=["x_ptr", "rows", "BLOCK"], warmup=self.warmup, fn=fn)
         tensor: Any = SimpleNamespace(get_device=lambda: device)
         return _launch.bind(kernel, (3,), (tensor,), (7,), {"BLOCK": 16}, config=ROWS, num_warps=1)
 
 
 class Launcher:
-    """Triton's launcher, which needs no scratch memory."""
+    """Triton's launcher, which needs so much scratch memory a program."""
 
-    global_scratch_size = profile_scratch_size = 0
+    profile_scratch_size = 0
     launch_cooperative_grid = launch_pdl = False
 
-    def __init__(self, start: Callable[..., None]) -> None:
+    def __init__(self, start: Callable[..., None], scratch: int) -> None:
         self.launch = self._start = start
+        self.global_scratch_size = scratch
 
     def __call__(self, *arguments: Any) -> None:
         self._start(*arguments)
@@ -348,6 +358,111 @@ def test_f47_a_launch_that_fails_leaves_the_device_too(monkeypatch: pytest.Monke
     with pytest.raises(RuntimeError, match="illegal memory access"):
         launch(torch.zeros(4))
     assert ([device for device, _ in devices.started], devices.current) == ([1, 1], 0)
+
+
+def theirs(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+    raise AssertionError("the allocator of the caller is not asked")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("version", ["3.6.0", "3.99.0"])
+def test_a_launch_in_any_thread_brings_its_allocator_and_leaves_the_callers(
+    version: str, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton keeps it for each thread: one that did not plan has it too, and one that has its own gets that back."""
+    devices = Devices(monkeypatch, version)
+    devices.scratch = 64
+    launch = devices.bound(0)
+    devices.error = RuntimeError("CUDA error: out of memory") if fails else None
+
+    def launched(own: Any) -> object:
+        if own is not None:
+            triton.set_allocator(own)
+        before = _allocation._allocator.get()
+        with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+            launch(torch.zeros(4))
+        return own is None or before is own, _allocation._allocator.get() is before
+
+    for own in (None, theirs):
+        with ThreadPoolExecutor(1) as another:
+            assert another.submit(launched, own).result() == (True, True)
+    assert devices.allocators[1:] == [_launch._scratch] * 2
+
+
+@pytest.mark.parametrize("version", ["3.6.0", "3.99.0"])
+def test_a_launch_without_descriptors_sets_no_allocator(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that needs no scratch memory is started under whatever allocator there is."""
+    devices = Devices(monkeypatch, version)
+    launch = devices.bound(0)
+    before = _allocation._allocator.get()
+    launch(torch.zeros(4))
+    assert devices.allocators == [before] * 2
+
+
+# F62: capturing.
+
+
+def test_f62_a_cold_call_under_capture_says_to_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is compiled, by the stream of the tensors' device, and only while that is captured."""
+    devices = Devices(monkeypatch, "3.6.0")
+    devices.capturing = {1}
+    with pytest.raises(
+        RuntimeError, match=r"^operator\._fake_kernel: a CUDA graph is being captured, .* warm up first"
+    ):
+        devices.bound(1)
+    assert (devices.started, devices.current, _launch.launches()) == ([], 0, [])
+    devices.bound(0)
+    devices.capturing = set()
+    devices.bound(1)
+    assert devices.started == [(0, ("compiled",)), (1, ("compiled",))]
+
+
+def test_f62_a_warm_launch_under_capture_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is bound starts whether or not its stream is captured."""
+    devices = Devices(monkeypatch, "3.6.0")
+    launch = devices.bound(1)
+    devices.capturing = {1}
+    launch(torch.zeros(4))
+    assert [device for device, _ in devices.started] == [1, 1]
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_f62_counters_are_private_where_the_device_of_the_tensors_captures(
+    current: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which device is current does not matter, and it stays so; it is entered only where it is another."""
+    devices = Devices(monkeypatch, "3.6.0")
+    devices.current, devices.capturing = current, {1}
+    kept = torch.zeros(8)
+    monkeypatch.setattr(_split, "_private", lambda device, n: f"{n} of {device}")
+    monkeypatch.setattr(_split, "_streams", {(torch.device("cuda", 0), 7): kept})
+    active = SimpleNamespace(get_current_stream=lambda device: 7)
+    monkeypatch.setattr(
+        _split, "triton", SimpleNamespace(runtime=SimpleNamespace(driver=SimpleNamespace(active=active)))
+    )
+    assert _split.counters(torch.device("cuda", 1), 3) == "3 of cuda:1"
+    assert _split.counters(torch.device("cuda", 0), 3) is kept
+    assert (devices.current, devices.entered) == (current, [1 - current])
+
+
+@pytest.mark.gpu
+def test_f62_a_cold_capture_fails_clearly_and_a_warm_one_follows_its_inputs() -> None:
+    """The refused capture leaves nothing behind: after one call the same capture is made and replayed."""
+    x = randn(16, 4096, dtype=torch.bfloat16)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        # An empty graph would be warned of.
+        x.add(1)
+        with pytest.raises(RuntimeError, match="warm up first"):
+            rms_norm(x)
+    assert len(plans("rms_norm")) == 0
+    rms_norm(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = rms_norm(x)
+    x.copy_(randn(16, 4096, dtype=torch.bfloat16, seed=9))
+    graph.replay()
+    assert_same_bits(y, rms_norm(x))
 
 
 # Rows.

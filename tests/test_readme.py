@@ -86,6 +86,17 @@ def test_the_summary_says_where_a_dense_form_takes_over(made: Project) -> None:
     assert "faster at none" not in _blocks(made)["summary"]
 
 
+def test_the_summary_says_what_pages_cost(made: Project) -> None:
+    """Where selected attention was timed from pages, too, the ratio stands below the table; else nothing does."""
+    environment, derived = (artifacts.read(made.artifacts / f"{kind}.json") for kind in ("environment", "roofline"))
+    for cell in derived["cells"]:
+        if cell["kernel"] == "selected_attention":
+            cell["candidates"].append({**cell["candidates"][0], "name": "paged", "role": "companion"})
+    text = readme.blocks(environment, derived, {"roofline": {}})["summary"]
+    assert "- `selected_attention`, straight from pages of 16: 1.000x to 1.000x the time" in text
+    assert "pages of 16" not in _blocks(made)["summary"]
+
+
 def _blocks(made: Project) -> dict[str, str]:
     environment, derived = (artifacts.read(made.artifacts / f"{kind}.json") for kind in ("environment", "roofline"))
     return readme.blocks(environment, derived, {"roofline": {}})

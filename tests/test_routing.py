@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,25 @@ import operator_checks as checks
 import pytest
 import torch
 from operator_checks import DEVICE, assert_same_bits, randn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
-from triton_kernel_lab import add_rms_norm, add_rms_norm_, rms_norm, routing, swiglu, swiglu_linear, swiglu_packed
+from triton_kernel_lab import (
+    add_rms_norm,
+    add_rms_norm_,
+    flash_attention,
+    qk_scores,
+    rms_norm,
+    routing,
+    swiglu,
+    swiglu_linear,
+    swiglu_packed,
+)
 from triton_kernel_lab.ops import _checks, _launch
+from triton_kernel_lab.ops.add_rms_norm import add_rms_norm_reference
+from triton_kernel_lab.ops.rms_norm import rms_norm_reference
+from triton_kernel_lab.ops.swiglu import swiglu_reference
+from triton_kernel_lab.ops.swiglu_linear import swiglu_linear_reference
 from triton_kernel_lab.routing import FallbackError, FallbackWarning, Route
 
 WIDE = Route("rms_norm", "torch", "inputs", "the kernel takes float16, bfloat16 and float32, not torch.float64")
@@ -427,6 +443,16 @@ CHECKPOINTED: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]]
 }
 
 
+def asking(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> Iterator[list[torch.Tensor]]:
+    """Tensors of these shapes, for each choice of those that ask for a gradient."""
+    for asked in itertools.product([False, True], repeat=len(shapes)):
+        if any(asked):
+            yield [
+                randn(*shape, dtype=dtype, seed=seed).requires_grad_(want)
+                for seed, (shape, want) in enumerate(zip(shapes, asked, strict=True))
+            ]
+
+
 def checkpointed(
     name: str, dtype: torch.dtype, change: Callable[[pytest.MonkeyPatch], object], forget: bool = True
 ) -> list[bool]:
@@ -436,13 +462,7 @@ def checkpointed(
     """
     function, shapes = CHECKPOINTED[name]
     outcomes = []
-    for asked in itertools.product([False, True], repeat=len(shapes)):
-        if not any(asked):
-            continue
-        leaves = [
-            randn(*shape, dtype=dtype, seed=seed).requires_grad_(want)
-            for seed, (shape, want) in enumerate(zip(shapes, asked, strict=True))
-        ]
+    for leaves in asking(shapes, dtype):
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         expected = torch.autograd.grad(function(*leaves).pow(2).sum(), wanted)
         output = checkpoint(function, *leaves, use_reentrant=False)
@@ -457,7 +477,7 @@ def checkpointed(
         _launch.forget_plans()
         limit = 1e-4 if dtype == torch.float32 else 2e-2
         for gradient, other in zip(found or expected, expected, strict=True):
-            assert torch.allclose(gradient.double(), other.double(), rtol=limit, atol=limit), asked
+            assert torch.allclose(gradient.double(), other.double(), rtol=limit, atol=limit)
         outcomes.append(found is not None)
     return outcomes
 
@@ -483,3 +503,122 @@ def test_f54_a_kernel_that_no_longer_loads_changes_no_gradient(name: str, forget
     outcomes = checkpointed(name, torch.float32, lambda patch: failing(patch, out_of_resources()), forget)
     assert all(outcomes)
     assert {route.layer for route in routing.report()} == ({"launch"} if forget else set())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("inside", ["forward", "backward"])
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_f54_a_level_of_forward_mode_open_in_one_pass_changes_no_gradient(
+    name: str, inside: str, dtype: torch.dtype
+) -> None:
+    """Tensors without a tangent take the same path within a level as outside: Triton's, whichever ask for gradients."""
+
+    def level(of: str) -> contextlib.AbstractContextManager[object]:
+        return forward_ad.dual_level() if of == inside else contextlib.nullcontext()
+
+    function, shapes = CHECKPOINTED[name]
+    for leaves in asking(shapes, dtype):
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        expected = torch.autograd.grad(function(*leaves).pow(2).sum(), wanted)
+        with level("forward"), routing.strict():
+            output = checkpoint(function, *leaves, use_reentrant=False)
+        with level("backward"), routing.strict():
+            found = torch.autograd.grad(output.pow(2).sum(), wanted)
+        for gradient, other in zip(found, expected, strict=True):
+            assert_same_bits(gradient, other)
+    assert routing.report() == []
+
+
+# A CUDA graph that is captured before the first call.
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_f62_a_cold_call_under_capture_is_no_fallback(
+    name: str, gradient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller is told to warm up, in strict mode or not; nothing is recorded or kept, the next call is served."""
+    function, shapes = CHECKPOINTED[name]
+    tensors = [randn(*shape).requires_grad_(gradient) for shape in shapes]
+    for strict in (False, True):
+        with monkeypatch.context() as patch, routing.strict(strict):
+            # As on a GPU, where binding compiles.
+            patch.setattr(_launch, "INTERPRET", False)
+            patch.setattr(_launch, "architecture", lambda device: "interpreter")
+            patch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+            patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+            with pytest.raises(RuntimeError, match="warm up first"):
+                function(*tensors)
+    assert not any(map(len, _launch.snapshot()))
+    with routing.strict():
+        assert heard(function, *tensors) == []
+    assert routing.report() == []
+
+
+# Forward mode.
+
+REFERENCES: dict[str, Callable[..., torch.Tensor]] = {
+    "rms_norm": rms_norm_reference,
+    "swiglu": swiglu_reference,
+    "swiglu_packed": lambda x: swiglu_reference(*x.chunk(2, -1)),
+    "swiglu_linear": swiglu_linear_reference,
+    "add_rms_norm": lambda *tensors: add_rms_norm_reference(*tensors)[0],
+    "add_rms_norm_sum": lambda *tensors: sum(add_rms_norm_reference(*tensors)),
+}
+
+
+# Torch itself scripts a decomposition when forward mode first meets an operator.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_f49_any_input_with_a_tangent_gives_the_output_its_own(name: str, asks: bool) -> None:
+    """The tangent is that of the PyTorch form in float64, also where all inputs without one ask for a gradient."""
+    function, shapes = CHECKPOINTED[name]
+    for leaves in asking(shapes, torch.float32):
+        carry = [leaf.requires_grad for leaf in leaves]
+        tensors = [leaf.detach() for leaf in leaves]
+        tangents = [randn(*shape, seed=9) * has for shape, has in zip(shapes, carry, strict=True)]
+        wide = [[tensor.double() for tensor in each] for each in (tensors, tangents)]
+        _, expected = torch.func.jvp(REFERENCES[name], *map(tuple, wide))
+        with forward_ad.dual_level():
+            duals = [
+                forward_ad.make_dual(tensor, tangent) if has else tensor.requires_grad_(asks)
+                for tensor, tangent, has in zip(tensors, tangents, carry, strict=True)
+            ]
+            found = forward_ad.unpack_dual(function(*duals)).tangent
+        # A few roundings of fp32, of the largest that is added up.
+        assert (found - expected).abs().max() <= 1e-6 * expected.abs().max()
+    assert {route.layer for route in routing.report()} == {"autograd"}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("name", ["rms_norm", "add_rms_norm"])
+def test_f56_a_compiled_call_keeps_the_tangent(name: str) -> None:
+    """The compiler does not show which input carries one, so that within a level it sees the PyTorch form."""
+    torch._dynamo.reset()
+    function, shapes = CHECKPOINTED[name]
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    with forward_ad.dual_level():
+        tensors = [forward_ad.make_dual(randn(*shape), randn(*shape, seed=1)) for shape in shapes]
+        found, expected = (forward_ad.unpack_dual(call(*tensors)).tangent for call in (compiled, function))
+    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_open_level_alone_takes_no_operator_from_triton() -> None:
+    """Without a tangent among its inputs each of them is served as outside, and one may even write in place."""
+    q = randn(1, 5, 2, 16)
+    with forward_ad.dual_level(), routing.strict():
+        add_rms_norm_(randn(2, 8), randn(2, 8, seed=1))
+        qk_scores(randn(1, 2, 16), randn(1, 5, 1, 16))
+        flash_attention(q.requires_grad_(), q, q, causal=True).sum().backward()
+    assert q.grad is not None
+    assert routing.report() == []
+
+
+def test_a_tangent_is_not_written_over() -> None:
+    """The in-place form refuses tensors that carry one, as it refuses those that ask for a gradient."""
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(randn(2, 8), randn(2, 8, seed=1))
+        for pair in ((x, randn(2, 8)), (randn(2, 8), x)):
+            with pytest.raises(ValueError, match=r"^add_rms_norm_: x: expected no gradient to be wanted"):
+                add_rms_norm_(*pair)

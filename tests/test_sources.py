@@ -111,6 +111,15 @@ def test_launch_table_is_a_source_of_its_kernel_only(root: Path) -> None:
     assert names(root, "timing", "one") == ["cases/one.py", *shared, "ops/launch/one.json"]
 
 
+def test_a_case_without_a_table_has_that_of_the_operator_it_calls(root: Path) -> None:
+    """What another kernel's operator is launched by is a source of whichever case imports that operator."""
+    kernel_stage(root)
+    write(root, "ops/one.py", "")
+    write(root, "cases/three.py", "from triton_kernel_lab.ops import one\n")
+    shared = ["lab/prepare.py", "lab/timing.py", "lab/worker.py"]
+    assert names(root, "timing", "three") == ["cases/three.py", *shared, "ops/launch/one.json", "ops/one.py"]
+
+
 @pytest.mark.parametrize("name", ["analysis/roofline.py", "analysis/second.py", "whole.py"])
 def test_digest_follows_each_source(root: Path, name: str) -> None:
     """One byte more in any source, however far, is another digest."""

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 from operator_checks import DEVICE, DTYPES, INTERPRETED, assert_right, randn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from triton_kernel_lab import routing
 from triton_kernel_lab.integrations.transformers import Decoder, patch, patch_report, unpatch
@@ -170,6 +171,24 @@ def test_decoder_reads_prompts_of_different_lengths() -> None:
     for row, length in enumerate(lengths.tolist()):
         alone = greedy(eager("llama"), ids[row : row + 1, :length])
         assert torch.equal(together[row], alone[0, :2])
+
+
+def test_rows_that_a_step_sees_are_chosen_in_one_launch() -> None:
+    """Each sequence's rows up to its position are named once, the others are no choice, and one operation says so."""
+
+    class Noting(TorchDispatchMode):  # type: ignore[misc]  # Lint reads no types of torch.
+        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            ran.append(op)
+            return op(*args, **(kwargs or {}))
+
+    ran: list[Any] = []
+    decoder = Decoder(eager("llama"), 2, 8)
+    decoder.prefill(prompts(tokens=5), torch.tensor([2, 5], device=DEVICE))
+    with Noting():
+        indices = decoder._seen(6)
+    assert [[index for index in row if index >= 0] for row in indices.tolist()] == [[2, 1, 0], [5, 4, 3, 2, 1, 0]]
+    assert (indices.shape, indices.dtype, indices.is_contiguous()) == ((2, 6), torch.int32, True)
+    assert [op for op in ran if not op.is_view] == [torch.ops.aten.sub.Tensor]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16] if INTERPRETED else [torch.float16, torch.bfloat16])

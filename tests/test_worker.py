@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fake_device
@@ -16,6 +19,7 @@ from operator_checks import DEVICE
 
 from triton_kernel_lab import routing
 from triton_kernel_lab.analysis import stats
+from triton_kernel_lab.cases import KERNELS
 from triton_kernel_lab.cases._base import Dims, Tensors, load
 from triton_kernel_lab.lab import candidates, worker
 from triton_kernel_lab.lab.candidates import Candidate
@@ -46,8 +50,10 @@ def measured(
 ) -> dict[str, Any]:
     """The record of a candidate that runs ``call`` in the operator's place."""
     monkeypatch.setattr(candidates, "build", lambda *arguments: [Candidate("triton", "triton", "triton", call)])
+    # A real device has an L2, which the sweep has to exceed.
+    sweep_bytes = 256 << 20 if torch.cuda.is_available() else 1 << 20
     with routing.strict(), torch.no_grad():
-        (record,) = worker.measure_cell(CASE, (8, 128), torch.float16, Bench(1 << 20, 1, 7), samples or SAMPLES, 7)
+        (record,) = worker.measure_cell(CASE, (8, 128), torch.float16, Bench(sweep_bytes, 1, 7), samples or SAMPLES, 7)
     return record
 
 
@@ -219,6 +225,35 @@ def test_the_memory_of_a_call_is_its_output_and_what_it_builds_meanwhile() -> No
 
     assert worker._peak_bytes(Subject("call", call, [(x,)])) == 12 << 20
     del kept
+
+
+def test_a_subject_says_what_a_call_reads(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logical bytes of the case: graphs are sized by them and not by the inputs, of which some are read in part."""
+    given: list[int | None] = []
+    monkeypatch.setattr(Bench, "warm_up", lambda self, subjects: given.extend(each.read_bytes for each in subjects))
+    measured(monkeypatch, RIGHT, {})
+    assert given == [8 * 128 * 2 + 128 * 2]
+
+
+def test_a_peer_whose_import_computes_on_the_device_is_loaded_in_its_turn(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A process that waits has loaded the other peers, and is no company to those that measure."""
+    loaded: list[str] = []
+    (late,) = worker._LATE_PEERS
+    peers = {name: lambda name=name: loaded.append(name) for name in ("early", late, "other")}
+    monkeypatch.setattr(worker, "load", lambda kernel: SimpleNamespace(peers=peers))
+    # Nobody gives it its turn.
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    plan = tmp_path / "plan.json"
+    plan.write_text('{"kernel": "int4_linear"}', encoding="utf-8")
+    assert worker.main([str(plan), str(tmp_path / "raw.json")]) == 1
+    assert loaded == ["early", "other"]
+
+
+def test_every_late_peer_is_a_peer_of_a_case() -> None:
+    """A peer that is renamed in its case would be loaded early again."""
+    assert {name for kernel in KERNELS for name in load(kernel).peers} >= worker._LATE_PEERS
 
 
 # What is in a window, and what is not.

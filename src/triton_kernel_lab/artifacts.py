@@ -24,6 +24,7 @@ from referencing import Registry, Resource
 
 Artifact = dict[str, Any]
 _MAX_DEPTH = 32
+_WIDTH = 120
 _BASE = jsonschema.Draft202012Validator
 
 __all__ = [
@@ -238,14 +239,23 @@ def read(path: Path | str, kind: str | None = None, *, mend: str = "") -> Artifa
 
 
 def _encode(value: Any, indent: str) -> str:
-    """JSON with sorted keys in which a vector of scalars takes one line."""
+    """JSON with sorted keys; a vector or an object of scalars takes one line, and so does whatever fits one."""
     inner = indent + " "
     if isinstance(value, Mapping) and value:
-        rows = (f"{inner}{json.dumps(key)}: {_encode(value[key], inner)}" for key in sorted(value))
-        return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
+        rows = [f"{json.dumps(key)}: {_encode(value[key], inner)}" for key in sorted(value)]
+        return _fold(rows, "{}", indent, not any(isinstance(item, dict | list | tuple) for item in value.values()))
     if isinstance(value, list | tuple) and any(isinstance(item, dict | list | tuple) for item in value):
-        return "[\n" + ",\n".join(inner + _encode(item, inner) for item in value) + f"\n{indent}]"
+        return _fold([_encode(item, inner) for item in value], "[]", indent, False)
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ": "))
+
+
+def _fold(rows: list[str], ends: str, indent: str, flat: bool) -> str:
+    """Rows between two brackets: on one line where they are ``flat`` or fit ``_WIDTH`` columns, or on a line each."""
+    # With a line for each scalar a twelfth of the tracked bytes was indentation.
+    fits = len(indent) + sum(len(row) + 2 for row in rows) <= _WIDTH and not any("\n" in row for row in rows)
+    if flat or fits:
+        return ends[0] + ", ".join(rows) + ends[1]
+    return f"{ends[0]}\n" + ",\n".join(f"{indent} {row}" for row in rows) + f"\n{indent}{ends[1]}"
 
 
 def dumps(payload: Mapping[str, Any]) -> str:

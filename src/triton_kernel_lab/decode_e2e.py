@@ -2,7 +2,8 @@
 
 Each opponent decodes the same random-weight model from the same prompts; the
 artifact keeps the raw times of its steps, and the floor is the time in which the
-measured read ceiling delivers the weights and the cache once.
+measured read ceiling delivers the weights and the cache once. Where a step goes,
+kernel by kernel, is traced once all is timed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import importlib.metadata
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -166,8 +167,32 @@ def _measure(path: Path, head: Artifact, ceiling: dict[str, int], request: Reque
         finally:
             _release()
         cells[batch, context] = figures.complete(made, body["model"], ceiling)
-        ordered = sorted(cells.items(), key=lambda item: (item[0][1], item[0][0]))
-        artifacts.write(path, head | body | {"cells": [each for _, each in ordered]})
+        _write(path, head | body, cells)
+    for asked in request.cells():
+        # Not before all are timed: CUPTI stays in a process once it was called.
+        if asked in cells and _profile(models, cells[asked], protocol, log):
+            _write(path, head | body, cells)
+
+
+def _write(path: Path, made: Artifact, cells: Mapping[tuple[int, int], Artifact]) -> None:
+    ordered = sorted(cells.items(), key=lambda item: (item[0][1], item[0][0]))
+    artifacts.write(path, made | {"cells": [each for _, each in ordered]})
+
+
+def _profile(models: Models, cell: Artifact, protocol: Protocol, log: Log) -> bool:
+    """Add to a cell where the steps of its opponents go; whether anybody's were still to be told."""
+    from triton_kernel_lab.endtoend import profile
+
+    batch, context = cell["batch"], cell["context"]
+    lacking = {each["name"]: each for each in cell["opponents"] if each["derived"] and "profile" not in each}
+    names = [name for name in profile.PROFILED if name in lacking]
+    if names:
+        where = f"batch {batch}, context {context}"
+        told = profile.profiles(models, batch, context, names, protocol, lambda line: log(f"{where}: {line}"))
+        for name, found in told.items():
+            lacking[name].update(found)
+        _release()
+    return bool(names)
 
 
 def _known(names: Sequence[str], known: Sequence[str]) -> Sequence[str]:

@@ -160,7 +160,9 @@ def _stage(root: Path, stage: str, kernel: str | None) -> tuple[_Code, list[str]
     entry = registry.provider(kernel) if kernel and not (package / _CASE.format(kernel=kernel)).is_file() else None
     if entry is None:
         code = _Code(package)
-        return code, _closure(code, [name.format(kernel=kernel) for name in entries])
+        # A case of further calls to another's kernels has no launch table of its own.
+        found = [name for name in entries if name != _TABLE or (package / name.format(kernel=kernel)).is_file()]
+        return code, _closure(code, [name.format(kernel=kernel) for name in found])
     folder, file = registry.source(entry)
     code = _Code(package, folder, entry.module.partition(".")[0])
     # Its launch table, if it has one, is that of its operator's module.

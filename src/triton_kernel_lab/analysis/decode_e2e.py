@@ -116,3 +116,15 @@ def differing(artifact: Artifact, ceilings: Artifact) -> Iterator[str]:
             if found["derived"] != wanted["derived"]:
                 where = f"$.cells[{index}].opponents[{number}].derived"
                 yield f"{where}: expected {wanted['derived']}, found {found['derived']}"
+            if (profile := found.get("profile")) and (most := _most_ns(profile)) < _busy_ns(profile):
+                where = f"$.cells[{index}].opponents[{number}].profile.kernels"
+                yield f"{where}: expected at most {most} ns together, found {_busy_ns(profile)}"
+
+
+def _busy_ns(profile: Mapping[str, Any]) -> int:
+    return sum(int(kernel["ns"]) for kernel in profile["kernels"])
+
+
+def _most_ns(profile: Mapping[str, Any]) -> int:
+    """What kernels can take of a step: neither longer than it, nor than each of them lasts."""
+    return min(int(profile["span_ns"]), int(profile["kernel_ns"]))

@@ -86,20 +86,22 @@ class Baseline:
     in_place: bool = False
 
 
-def through_autograd(forward: Callable[..., torch.Tensor]) -> Baseline:
+def through_autograd(forward: Callable[..., Outputs], outputs: int = 1) -> Baseline:
     """The backward pass of ``forward`` alone: the graph is built untimed, and kept.
 
-    The inputs are the incoming gradient, then the tensors of ``forward``; the
-    outputs are the gradients of all of these.
+    The inputs are the incoming gradient of each of the ``outputs`` of ``forward``,
+    then its tensors; the outputs are the gradients of all of these.
     """
 
-    def prepare(dy: torch.Tensor, *tensors: torch.Tensor) -> Tensors:
+    def prepare(*inputs: torch.Tensor) -> Tensors:
         with torch.enable_grad():
-            leaves = [tensor.detach().requires_grad_() for tensor in tensors]
-            return forward(*leaves), dy, *leaves
+            leaves = [tensor.detach().requires_grad_() for tensor in inputs[outputs:]]
+            made = forward(*leaves)
+        return *(made if isinstance(made, tuple) else (made,)), *inputs[:outputs], *leaves
 
-    def call(y: torch.Tensor, dy: torch.Tensor, *leaves: torch.Tensor) -> Tensors:
-        gradients: Tensors = torch.autograd.grad(y, leaves, dy, retain_graph=True)
+    def call(*prepared: torch.Tensor) -> Tensors:
+        made, incoming, leaves = prepared[:outputs], prepared[outputs : 2 * outputs], prepared[2 * outputs :]
+        gradients: Tensors = torch.autograd.grad(made, leaves, incoming, retain_graph=True)
         return gradients
 
     return Baseline(call, prepare)

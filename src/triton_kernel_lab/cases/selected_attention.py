@@ -115,6 +115,18 @@ def _gathered(
     return q, k, v, indices
 
 
+def _into_pages(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, indices: torch.Tensor) -> Tensors:
+    """A cache laid out in pages of 16, which lie in the same random order each time."""
+    batch, rows, kv_heads, features = k.shape
+    each = math.ceil(rows / _PAGE)
+    order = torch.randperm(batch * each, generator=torch.Generator(k.device).manual_seed(0), device=k.device)
+    caches = []
+    for x in (k, v):
+        whole = F.pad(x, (0, 0, 0, 0, 0, each * _PAGE - rows)).reshape(-1, _PAGE, kv_heads, features)
+        caches.append(torch.empty_like(whole).index_copy_(0, order, whole))
+    return q, *caches, order.view(batch, each).to(torch.int32), indices
+
+
 def _repeats_and_holes(dims: Dims, dtype: torch.dtype, generator: torch.Generator) -> Tensors:
     """Rows that are named several times, -1 among them, and nothing for the last head of keys."""
     q, k, v, _ = inputs(dims, dtype, generator)
@@ -295,6 +307,7 @@ CASE = Case(
     smoke=((1, 1, 1, 64, 33, 32), (2, 6, 2, 40, 37, 80), (1, 8, 2, 48, 48, 16)),
     library={"sdpa_flash": _sdpa},
     peers={"FlashInfer": _flashinfer},
+    companions={"paged": Baseline(selected_attention_paged, _into_pages)},
     # Rows of the table are query heads a key head, columns are chosen rows over all key heads and entries.
     buckets=(
         Bucket(2, 1, 1 << 7, (1, 1, 1, 256, 64, 128), _configs((32, 64), (3,), (100,), (8,))),

@@ -19,7 +19,7 @@ from triton_kernel_lab.endtoend.sessions import Session
 from triton_kernel_lab.endtoend.watch import Laps, Watch, watch_for
 from triton_kernel_lab.lab import check
 
-__all__ = ["Protocol", "cell"]
+__all__ = ["Log", "Protocol", "cell", "forced_setting", "sentence"]
 
 Log = Callable[[str], None]
 
@@ -42,6 +42,7 @@ class Protocol:
     repetitions: int = 5
     tokens: int = 16
     seed: int = 20260
+    profiled_steps: int = 3
 
     @property
     def steps(self) -> int:
@@ -140,6 +141,18 @@ def _limit(dtype: torch.dtype, eager: check.Error) -> check.Limit:
     )
 
 
+def forced_setting(models: Models, batch: int, context: int, protocol: Protocol) -> tuple[Setting, list[torch.Tensor]]:
+    """What a cell gives each opponent, and the tokens int64 [B] that each is fed first; drawn by the seed."""
+    generator = torch.Generator(models.device).manual_seed(protocol.seed)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randint(models.sizes.vocab, shape, generator=generator, device=models.device)
+
+    # Rows have the strides of the likeliest tokens; for others a compiled step would be compiled once more.
+    prompt, forced = drawn(batch, context), list(drawn(protocol.checked_steps, batch))
+    return Setting(models, prompt, models.prefill(models.base, prompt), context + protocol.steps), forced
+
+
 def cell(
     models: Models,
     batch: int,
@@ -166,16 +179,9 @@ def cell(
         An opponent that is wrong, cannot be had or fails has a status and a reason, and no times.
     """
     watch = watch or watch_for(models.device)
-    generator = torch.Generator(models.device).manual_seed(protocol.seed)
-
-    def drawn(*shape: int) -> torch.Tensor:
-        return torch.randint(models.sizes.vocab, shape, generator=generator, device=models.device)
-
-    # Rows have the strides of the likeliest tokens; for others a compiled step would be compiled once more.
-    prompt, forced = drawn(batch, context), list(drawn(protocol.checked_steps, batch))
     log("prefill")
-    setting = Setting(models, prompt, models.prefill(models.base, prompt), context + protocol.steps)
-    judge = _Judge(models, prompt, torch.stack(forced, 1), protocol.checked_rows)
+    setting, forced = forced_setting(models, batch, context, protocol)
+    judge = _Judge(models, setting.prompt, torch.stack(forced, 1), protocol.checked_rows)
     with routing.strict(), torch.no_grad():
         eager = OPPONENTS["eager_dynamic"].open(setting)
         judge.settle([eager.step(tokens).clone() for tokens in forced])
@@ -206,10 +212,10 @@ def _enter(
     try:
         _prepare(entrant, setting, judge, forced, protocol)
     except ImportError as error:
-        entrant.drop("unavailable", _sentence(error))
+        entrant.drop("unavailable", sentence(error))
     except Exception as error:
         # Whatever a library raises is why it has no figure here, and the others still have theirs.
-        entrant.drop("failed", _sentence(error))
+        entrant.drop("failed", sentence(error))
     if not entrant.ready:
         _release(setting.models.device)
     return entrant
@@ -265,7 +271,7 @@ def _time(entrants: Sequence[_Entrant], protocol: Protocol, watch: Watch, device
                 try:
                     laps = _decode(entrant, watch)
                 except Exception as error:  # As when it is set up.
-                    entrant.drop("failed", _sentence(error))
+                    entrant.drop("failed", sentence(error))
                 else:
                     run = {"repetition": repetition, "tokens": entrant.tokens, **asdict(laps)}
                     entrant.record["runs"].append(run)
@@ -291,7 +297,7 @@ def _check_again(entrants: Sequence[_Entrant], judge: _Judge, device: torch.devi
         try:
             wrong = judge.after(entrant.opponent.weights, entrant.fed, entrant.logits)
         except Exception as error:  # Unchecked times are none.
-            entrant.drop("failed", _sentence(error))
+            entrant.drop("failed", sentence(error))
         else:
             # All was timed: what the session holds is room for the other references.
             entrant.session = None
@@ -314,5 +320,6 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
+    """What went wrong, in one line of bounded length."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

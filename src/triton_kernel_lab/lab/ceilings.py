@@ -78,7 +78,7 @@ def _matmul(bench: Bench, dtype: str, size: int) -> dict[str, Any]:
         subject = _subject("matmul", torch.mm, a, b)
         bench.warm_up([subject])
         # Samples of a power-capped card count: that is the rate it sustains.
-        samples = bench.time([subject], "cold_clean", _MATMUL_SAMPLES)["matmul"].samples_ns
+        samples = bench.time([subject], "cold_clean", _MATMUL_SAMPLES, pause=False)["matmul"].samples_ns
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     return {"dtype": dtype, "m": size, "n": size, "k": size, "flop": 2 * size**3, "samples_ns": samples}

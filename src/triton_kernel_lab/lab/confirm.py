@@ -244,11 +244,14 @@ def wanted(kernels: Iterable[str], request: Request) -> list[Cell]:
 
 def compiled_from(root: Path, kernel: str) -> str | None:
     """The digest of all that a kernel is compiled and launched from; None where that is not there or is no Python."""
-    # Asked first: for a root without the package the digest would be that of the running one.
-    if not (root / PACKAGE / f"ops/{kernel}.py").is_file():
+    # Asked first: for a root without the package the digest would be that of the running one. A case without an
+    # operator of its own calls another's, and what it imports holds that one.
+    names = (f"ops/{kernel}.py", f"cases/{kernel}.py")
+    entry = next((name for name in names if (root / PACKAGE / name).is_file()), None)
+    if entry is None:
         return None
     try:
-        return module_digest(root, f"ops/{kernel}.py", f"ops/launch/{kernel}.json")
+        return module_digest(root, entry)
     except SourceError:
         return None
 

@@ -69,7 +69,8 @@ def _measure_cell(
         if call:
             calls[name] = call
     if len(calls) == len(VERSIONS):
-        subjects = [Subject(name, call, sets) for name, call in calls.items()]
+        read_bytes = sum(case.cost(dims, dtype).read.values())
+        subjects = [Subject(name, call, sets, read_bytes) for name, call in calls.items()]
         bench.warm_up(subjects)
         for regime, count in plan["samples"].items():
             for name, window in _undisturbed(bench, subjects, versions, regime, count).items():

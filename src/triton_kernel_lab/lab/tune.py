@@ -90,8 +90,16 @@ def run(project: Project, kernel: str, progress: Callable[[str], None] = print) 
     """Tune every bucket of a kernel on this GPU and write its launch table.
 
     Entries of other architectures stay as they are.
+
+    Raises:
+        ValueError: the case has no bucket, so that its kernels are tuned under another name; or a
+            configuration gives a wrong result.
     """
     case = load(kernel)
+    if not case.buckets:
+        raise ValueError(
+            f"tune {kernel}: expected a case with buckets, found none; its kernels are another's, tune that."
+        )
     params = project.measure
     bench = Bench(params.sweep_bytes, params.warmup_ms, params.seed)
     arch = _launch.architecture(bench.device)

@@ -1,17 +1,17 @@
 """Timed windows: what one sample is, in each of the five regimes.
 
 cold_clean, cold_dirty and warm time one call between two CUDA events. graph
-times the replay of a CUDA graph whose calls rotate over inputs that together
-exceed twice the L2. call times the host, with the device kept busy.
+times the replay of a CUDA graph whose calls rotate over inputs of which they
+together read twice the L2. call times the host, with the device kept busy.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter_ns, sleep
 from typing import Any
 
 import torch
@@ -22,28 +22,45 @@ from triton_kernel_lab.lab.sweep import Sweep
 __all__ = ["EVENT_REGIMES", "Bench", "Subject", "Window"]
 
 EVENT_REGIMES = ("cold_clean", "cold_dirty", "warm")
-_CALLS = 50
+_CALLS = 32
 # Clock cycles, some 5 ms: longer than that many calls take most hosts, until the first sample tells.
 _CALLS_SPIN = 10_000_000
-_GRAPH_CALLS = 512
-# A sample that takes longer than this is taken less often, so that a slow baseline does not set the pace.
-_SLOW_NS = 5_000_000
+# Capturing costs the host about what a call does: for an L2 of 60 MiB up to 0.9 s a subject of the timed cells, by
+# their host times. The smallest of them needs 4552 calls; only what reads less than 15 KiB meets this limit.
+_GRAPH_CALLS = 8192
+# Of one subject. Up to ten are captured at once, and their clones should leave most of a large card to everything else.
+_CLONE_BYTES = 2 << 30
+# What the caching allocator rounds to: a copy starts no less aligned than a tensor of its own.
+_ALIGNMENT = 512
+# A sample that takes longer than this is taken less often: a slow baseline would set the pace, and a large product
+# would take the card to its power limit.
+_SLOW_NS = 1_000_000
+# A graph of small calls is long whoever wrote them: a dozen such samples are a quarter of a second.
+_SLOW_GRAPH_NS = 20_000_000
 _FEWEST = 5
 # What the calls of one sample of the host may keep the device busy with.
 _CALLS_NS = 10_000_000
 _LOW_CLOCK = 0.9
-# Clock cycles, some 75 us: with the sweep behind it longer than the enqueueing of most calls.
-_SHORTEST_SPIN = 150_000
+# Clock cycles, some 25 and 75 us: with a sweep behind it, and without one, longer than most calls take to enqueue.
+_SWEPT_SPIN, _SHORTEST_SPIN = 50_000, 150_000
 _LONGEST_SPIN = 1 << 26
+# Seconds. The total bounds what a card that never gets below its power limit can cost a window.
+_SHORTEST_PAUSE, _FIRST_PAUSE, _LONGEST_PAUSE, _PAUSE_TOTAL = 0.001, 0.02, 1.0, 2.0
+# Pauses wear off over some forty blocks: a card that went on without any would soon be back at its limit.
+_WEAR = 0.9
 
 
 @dataclass
 class Subject:
-    """Something to time: ``call`` takes the tensors of one input set."""
+    """Something to time: ``call`` takes the tensors of one input set.
+
+    ``read_bytes`` is what a call reads of them, where that is not all.
+    """
 
     name: str
     call: Callable[..., Any]
     sets: Sequence[Sequence[torch.Tensor]]
+    read_bytes: int | None = None
 
 
 @dataclass
@@ -63,28 +80,69 @@ def _poison(outputs: Any) -> None:
             tensor.fill_(math.nan)
 
 
+def _capped(reading: nvml.Reading) -> bool:
+    return "power_cap" in reading.reasons or "power_brake" in reading.reasons
+
+
+def _graph_calls(subject: Subject, l2_bytes: int) -> int:
+    """How many calls read twice the L2, each from memory of its own, as far as the limits allow."""
+    sets = subject.sets
+    set_bytes: int = max(sum(tensor.nbytes for tensor in sets[0]), 1)
+    read_bytes = set_bytes if subject.read_bytes is None else min(max(subject.read_bytes, 1), set_bytes)
+    affordable = len(sets) + _CLONE_BYTES // set_bytes
+    return max(min(math.ceil(2 * l2_bytes / read_bytes), affordable, _GRAPH_CALLS), len(sets))
+
+
+def _copies(tensor: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+    """Copies of a tensor, strided as its clones would be, in a single allocation: thousands cost the host too much."""
+    like = torch.empty_like(tensor, device="meta")
+    step = math.ceil(like.nbytes / _ALIGNMENT) * _ALIGNMENT // like.itemsize
+    block = torch.empty(count * step, dtype=tensor.dtype, device=tensor.device)
+    copies = block.as_strided((count, *tensor.shape), (step, *like.stride())).copy_(tensor.detach())
+    return tuple(copies)
+
+
+def _rotated(sets: Sequence[Sequence[torch.Tensor]], count: int) -> list[Sequence[torch.Tensor]]:
+    """The sets and then copies of each in turn, ``count`` in all, no two in the same memory."""
+    turn = len(sets)
+    copies = [[_copies(x, len(range(turn + i, count, turn))) for x in each] for i, each in enumerate(sets)]
+    return [*sets, *(tuple(each[i // turn - 1] for each in copies[i % turn]) for i in range(turn, count))]
+
+
 class Bench:
-    """One process's measuring bench on the current device."""
+    """One process's measuring bench on the current device.
+
+    Raises:
+        RuntimeError: the device reports no L2 cache.
+        ValueError: a sweep of ``sweep_bytes`` is less than twice the L2.
+    """
 
     def __init__(self, sweep_bytes: int, warmup_ms: int, seed: int) -> None:
         self.device = torch.cuda.current_device()
         self.readings: list[nvml.Reading] = []
+        self._l2_bytes = torch.cuda.get_device_properties(self.device).L2_cache_size
+        if not self._l2_bytes:
+            raise RuntimeError(
+                f"device {self.device} reports an L2 cache of 0 bytes, and sweeps and graphs are sized by it."
+            )
+        if sweep_bytes < 2 * self._l2_bytes:
+            least, found = math.ceil(2 * self._l2_bytes / (1 << 20)), sweep_bytes >> 20
+            raise ValueError(f"params.measure.sweep_mib: expected {least} or more, twice the L2 cache, found {found}.")
         self._sweep = Sweep(sweep_bytes, torch.device("cuda", self.device))
         self._warmup_ns = warmup_ms * 1_000_000
         self._order = random.Random(seed)
-        self._spins: dict[str, int] = {}
+        self._spins: dict[tuple[str, bool], int] = {}
         self._typical_ns: dict[str, int] = {}
         self._fastest_mhz = 0
-        self._l2_bytes = torch.cuda.get_device_properties(self.device).L2_cache_size
 
     def warm_up(self, subjects: Sequence[Subject]) -> None:
         """Run the real loop until lazy work is done, the clock has settled and every spin is long enough."""
         self._spins = {}
-        end = time.perf_counter_ns() + self._warmup_ns
+        end = perf_counter_ns() + self._warmup_ns
         rounds = 0
-        while rounds < 3 or time.perf_counter_ns() < end:
+        while rounds < 3 or perf_counter_ns() < end:
             for subject in subjects:
-                # Warm: without a sweep to hide behind, enqueueing a call needs the longest spin.
+                # Warm as well, whose spin has no sweep behind it.
                 self._typical_ns[subject.name], _ = self._sample(subject, "cold_clean", rounds)
                 self._sample(subject, "warm", rounds)
             rounds += 1
@@ -95,44 +153,71 @@ class Bench:
         Capturing a graph empties the allocator's cache.
         """
         for subject in subjects:
-            for _ in range(3):
+            for _ in range(1 if self._typical_ns.get(subject.name, 0) > _SLOW_NS else 3):
                 subject.call(*subject.sets[0])
         torch.cuda.synchronize()
 
-    def time(self, subjects: Sequence[Subject], regime: str, samples: int) -> dict[str, Window]:
-        """Samples of every subject, interleaved; the order reverses from block to block.
+    def time(self, subjects: Sequence[Subject], regime: str, samples: int, pause: bool = True) -> dict[str, Window]:
+        """Samples of every subject, interleaved; the order is drawn, and reverses from block to block.
 
-        A subject whose sample takes longer than 5 ms gets fewer of them, in the first blocks.
+        A subject whose sample takes longer than 1 ms, or 20 ms of a graph, gets fewer of them, in the first blocks.
+        Unless ``pause`` is off, a card at its power limit gets up to 2 s of rest between blocks.
         """
         self.settle(subjects)
         if regime == "graph":
-            return self._time_graphs(subjects, samples)
+            return self._time_graphs(subjects, samples, pause)
         if regime == "call":
-            return self._time_calls(subjects, samples)
-        windows = {subject.name: Window(1) for subject in subjects}
-        counts = {subject.name: self._worth(subject.name, samples) for subject in subjects}
-        order = list(subjects)
-        self._order.shuffle(order)
-        for block in range(samples):
+            return self._time_calls(subjects, samples, pause)
+        named = {subject.name: subject for subject in subjects}
+        windows = {name: Window(1) for name in named}
+        counts = {name: self._worth(name, samples) for name in named}
+        for block, order in self._blocks(named, samples, pause):
             timed = {}
-            for subject in (each for each in order if block < counts[each.name]):
-                timed[subject.name] = self._sample(subject, regime, block)
+            for name in (each for each in order if block < counts[each]):
+                timed[name] = self._sample(named[name], regime, block)
             self._close(windows, timed)
-            order.reverse()
         return windows
 
-    def _worth(self, name: str, samples: int, calls: int = 1) -> int:
+    def _blocks(self, names: Iterable[str], samples: int, pause: bool) -> Iterator[tuple[int, list[str]]]:
+        """Each block and its order of subjects; whoever takes the next one has closed it."""
+        order = list(names)
+        self._order.shuffle(order)
+        rest, busy, left = 0.0, 0.0, _PAUSE_TOTAL if pause else 0.0
+        # The warm-up or the window before may have brought the card to its limit.
+        capped = pause and _capped(nvml.read(self.device))
+        for block in range(samples):
+            # At least as long as the block: a card that rests half of the time draws well below its limit.
+            rest = min(max(2 * rest, _FIRST_PAUSE, busy), _LONGEST_PAUSE) if capped else _WEAR * rest
+            left -= self._pause(min(rest, left), left, capped)
+            began = perf_counter_ns()
+            yield block, order
+            busy = (perf_counter_ns() - began) / 1e9
+            order.reverse()
+            capped = _capped(self.readings[-1])
+
+    def _pause(self, seconds: float, most: float, capped: bool) -> float:
+        """Rest, and if the card was capped, until the driver no longer says so; returns the seconds taken."""
+        taken = 0.0
+        while seconds >= _SHORTEST_PAUSE:
+            sleep(seconds)
+            taken += seconds
+            capped = capped and _capped(nvml.read(self.device))
+            seconds = min(2 * seconds, _LONGEST_PAUSE, most - taken) if capped else 0.0
+        return taken
+
+    def _worth(self, name: str, samples: int, calls: int = 1, slow_ns: int = _SLOW_NS) -> int:
         """How many samples of so many calls a subject gets."""
         duration = self._typical_ns.get(name, 0) * calls
-        return samples if duration <= _SLOW_NS else max(samples * _SLOW_NS // duration, min(samples, _FEWEST))
+        return samples if duration <= slow_ns else max(samples * slow_ns // duration, min(samples, _FEWEST))
 
     def _sample(self, subject: Subject, regime: str, block: int) -> tuple[int, bool]:
         """One sample behind a spin, so that the host stays ahead: nanoseconds, and whether it did not."""
         inputs = subject.sets[block % len(subject.sets)]
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        spin = self._spins.setdefault(subject.name, _SHORTEST_SPIN)
+        warm = regime == "warm"
+        spin = self._spins.setdefault((subject.name, warm), _SHORTEST_SPIN if warm else _SWEPT_SPIN)
         torch.cuda._sleep(spin)
-        if regime == "warm":
+        if warm:
             subject.call(*inputs)
         elif regime == "cold_clean":
             self._sweep.clean()
@@ -144,7 +229,7 @@ class Bench:
         # A start that the device has already passed means that it waited for the host.
         exposed = start.query()
         if exposed:
-            self._spins[subject.name] = min(2 * spin, _LONGEST_SPIN)
+            self._spins[subject.name, warm] = min(2 * spin, _LONGEST_SPIN)
         # Poisoned and freed here, the memory is what the next call is given.
         _poison(outputs)
         # Before the next one is enqueued: behind a long queue the device waits, inside the window,
@@ -159,7 +244,7 @@ class Bench:
         self._fastest_mhz = max(self._fastest_mhz, reading.sm_clock_mhz or 0)
         raised = {
             "clock_low": (reading.sm_clock_mhz or self._fastest_mhz) < _LOW_CLOCK * self._fastest_mhz,
-            "power_cap": "power_cap" in reading.reasons or "power_brake" in reading.reasons,
+            "power_cap": _capped(reading),
             "thermal": any("therm" in reason or "slowdown" in reason for reason in reading.reasons),
         }
         for name, (duration, exposed) in timed.items():
@@ -170,14 +255,13 @@ class Bench:
                 if on:
                     window.flags[flag].append(index)
 
-    def _time_graphs(self, subjects: Sequence[Subject], samples: int) -> dict[str, Window]:
+    def _time_graphs(self, subjects: Sequence[Subject], samples: int, pause: bool) -> dict[str, Window]:
         # A backward pass runs on the stream of its forward pass, which a capture on another stream forbids.
         captured = [subject for subject in subjects if not any(x.grad_fn for each in subject.sets for x in each)]
         graphs = {subject.name: self._capture(subject) for subject in captured}
         windows = {name: Window(calls) for name, (_, calls, _) in graphs.items()}
-        counts = {name: self._worth(name, samples, calls) for name, (_, calls, _) in graphs.items()}
-        order = list(graphs)
-        for block in range(samples):
+        counts = {name: self._worth(name, samples, calls, _SLOW_GRAPH_NS) for name, (_, calls, _) in graphs.items()}
+        for block, order in self._blocks(graphs, samples, pause):
             timed = {}
             for name in (each for each in order if block < counts[each]):
                 graph, _, spin_cycles = graphs[name]
@@ -191,15 +275,15 @@ class Bench:
                 torch.cuda.synchronize()
                 timed[name] = (_elapsed_ns(start, end), late)
             self._close(windows, timed)
-            order.reverse()
         return windows
 
     def _capture(self, subject: Subject) -> tuple[torch.cuda.CUDAGraph, int, int]:
-        """A graph of calls whose inputs together are at least twice the L2, its calls, and the spin of a replay."""
-        sets = subject.sets
-        set_bytes = sum(tensor.numel() * tensor.element_size() for tensor in sets[0])
-        wanted = min(max(math.ceil(2 * self._l2_bytes / max(set_bytes, 1)), len(sets)), _GRAPH_CALLS)
-        rotated = [*sets, *(tuple(tensor.clone() for tensor in sets[i % len(sets)]) for i in range(len(sets), wanted))]
+        """A graph of calls that together read twice the L2, how many they are, and the spin of a replay."""
+        rotated = _rotated(subject.sets, _graph_calls(subject, self._l2_bytes))
+        turn = len(subject.sets)
+        for inputs in rotated[turn : 2 * turn]:
+            # Copies may lie in another order than their originals, which is another signature to some.
+            subject.call(*inputs)
         graph = torch.cuda.CUDAGraph()
         kept = []
         with torch.cuda.graph(graph):
@@ -208,40 +292,37 @@ class Bench:
                 kept.append(subject.call(*inputs))
         graph.replay()
         torch.cuda.synchronize()
-        started = time.perf_counter_ns()
+        started = perf_counter_ns()
         graph.replay()
         # The device must still spin when the host is done with the launch, which for many nodes takes long.
-        spin_cycles = 200_000 + 4 * (time.perf_counter_ns() - started)
+        spin_cycles = 200_000 + 4 * (perf_counter_ns() - started)
         torch.cuda.synchronize()
         # The clones must outlive the graph, which knows only their addresses.
         graph.inputs = rotated
         return graph, len(rotated), spin_cycles
 
-    def _time_calls(self, subjects: Sequence[Subject], samples: int) -> dict[str, Window]:
-        calls = {
-            subject.name: max(min(_CALLS, _CALLS_NS // max(self._typical_ns.get(subject.name, 0), 1)), 1)
-            for subject in subjects
-        }
+    def _time_calls(self, subjects: Sequence[Subject], samples: int, pause: bool) -> dict[str, Window]:
+        named = {subject.name: subject for subject in subjects}
+        calls = {name: max(min(_CALLS, _CALLS_NS // max(self._typical_ns.get(name, 0), 1)), 1) for name in named}
         windows = {name: Window(count) for name, count in calls.items()}
+        counts = {name: self._worth(name, samples, count, _CALLS_NS) for name, count in calls.items()}
         spins = dict.fromkeys(calls, _CALLS_SPIN)
-        order = list(subjects)
-        for _ in range(samples):
+        for block, order in self._blocks(named, samples, pause):
             timed = {}
-            for subject in order:
+            for name in (each for each in order if block < counts[each]):
                 torch.cuda.synchronize()
                 # Longer than the loop below: an idle device would start each kernel at once.
-                torch.cuda._sleep(spins[subject.name])
-                inputs = subject.sets[0]
-                started = time.perf_counter_ns()
-                for _ in range(calls[subject.name]):
+                torch.cuda._sleep(spins[name])
+                subject, inputs = named[name], named[name].sets[0]
+                started = perf_counter_ns()
+                for _ in range(calls[name]):
                     subject.call(*inputs)
-                duration = time.perf_counter_ns() - started
-                timed[subject.name] = (duration, False)
-                # A device makes about two cycles a nanosecond: twice as long as this loop took.
-                spins[subject.name] = min(max(4 * duration, _SHORTEST_SPIN), _LONGEST_SPIN)
+                duration = perf_counter_ns() - started
+                timed[name] = (duration, False)
+                # A device makes about two cycles a nanosecond: half as long again as this loop took.
+                spins[name] = min(max(3 * duration, _SHORTEST_SPIN), _LONGEST_SPIN)
             torch.cuda.synchronize()
             self._close(windows, timed)
-            order.reverse()
         return windows
 
 

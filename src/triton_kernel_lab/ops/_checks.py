@@ -18,6 +18,7 @@ __all__ = [
     "expect_alike",
     "expect_first_derivative",
     "expect_float",
+    "forward_mode",
     "no_gradient",
     "note_autograd",
     "refusal",
@@ -44,12 +45,30 @@ def expect_alike(operator: str, argument: str, x: torch.Tensor, other: str, y: t
     expect(x.device == y.device, operator, argument, f"the device of {other}, {y.device}", x.device)
 
 
+def forward_mode(*tensors: torch.Tensor | None) -> bool:
+    """Whether one of these tensors carries a tangent.
+
+    An open level alone does not count: a forward pass within it and its
+    recomputation outside must save the same tensors.
+    """
+    if forward_ad._current_level < 0:
+        return False
+    # What is compiled, and what torch.func wraps once more, does not show its tangent.
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    return any(tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
 def wants_grad(*tensors: torch.Tensor | None) -> bool:
     """Whether a derivative of an operator of these tensors is wanted, backward or forward."""
     # A dual tensor of forward-mode differentiation does not say requires_grad.
-    if forward_ad._current_level >= 0:
+    if forward_ad._current_level >= 0 and forward_mode(*tensors):
         return True
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
 
 
 @functools.cache
@@ -94,7 +113,7 @@ def dispatched(*tensors: torch.Tensor | None) -> bool:
 
 def no_gradient(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[str, str] | None:
     """The layer and the reason why the kernels do not give the derivative that is wanted, or None where they do."""
-    if forward_ad._current_level >= 0:
+    if forward_mode(x, *others):
         return "autograd", "a derivative in forward mode is wanted, and the kernels have none"
     # What is compiled asks when it runs; on the meta device nothing runs.
     if torch.compiler.is_compiling() or x.is_meta:

@@ -10,6 +10,7 @@ dtypes, pointer alignment, and the value of each integer.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import hashlib
 import json
@@ -191,7 +192,10 @@ def bind(
         maxnreg: registers a thread at most; None for no limit.
 
     Returns:
-        A function that takes the tensors and launches on the current stream.
+        A function that takes the tensors and launches on the current stream, in any thread.
+
+    Raises:
+        RuntimeError: the current stream of the tensors' device is being captured.
     """
     if INTERPRET:
         return lambda *tensors: kernel[tuple(grid)](*tensors, *scalars, **constants)
@@ -201,6 +205,12 @@ def bind(
     options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg}
     given = {name: value for name, value in options.items() if value is not None}
     with torch.cuda.device(device):
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{kernel.fn.__module__}.{kernel.fn.__name__}: a CUDA graph is being captured, and this call would have"
+                " to compile and load a kernel; warm up first: call the operator once with these shapes, strides and"
+                " dtypes, best with these very tensors, before capturing."
+            )
         compiled = kernel.warmup(*tensors, *scalars, **constants, grid=tuple(grid), **given)
         # Loads the binary and makes the launcher, on this device.
         _ = compiled.run
@@ -231,13 +241,22 @@ def _entry(compiled: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
     """
     run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
     no_hooks = (None, None, None)
-    if getattr(run, "global_scratch_size", 0):
-        # Tensor descriptors are made in memory that Triton asks for at each launch.
-        triton.set_allocator(_scratch)
     scratch = (getattr(run, name, 1) for name in ("global_scratch_size", "profile_scratch_size"))
     if triton.__version__.startswith("3.6.") and not any(scratch):
         return run.launch, (function, run.launch_cooperative_grid, run.launch_pdl, None, None, packed, *no_hooks)
-    return run, (function, packed, *no_hooks)
+    start = functools.partial(_with_scratch, run) if getattr(run, "global_scratch_size", 0) else run
+    return start, (function, packed, *no_hooks)
+
+
+def _with_scratch(run: Callable[..., None], *arguments: Any) -> None:
+    """Launch what makes tensor descriptors, in memory that Triton asks an allocator for each time.
+
+    Triton keeps the allocator for each thread, and one that did not plan, such
+    as autograd's, has none. In a copy of the context the caller's own stays.
+    """
+    context = contextvars.copy_context()
+    context.run(triton.set_allocator, _scratch)
+    context.run(run, *arguments)
 
 
 def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:

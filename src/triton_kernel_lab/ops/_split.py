@@ -7,11 +7,14 @@ launch would cost more than the small sums take.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 
 from triton_kernel_lab.ops._triton import tl, triton
 
-__all__ = ["arrive", "counters"]
+__all__ = ["arrive", "counters", "lasting"]
 
 # What programs of captured graphs count in: enough for tens of thousands of launches, 4 MiB.
 _CAPTURED = 1 << 20
@@ -44,15 +47,44 @@ def counters(device: torch.device, n: int) -> torch.Tensor:
     """
     if device.type != "cuda":
         return torch.zeros(n, dtype=torch.int32, device=device)
-    if torch.cuda.is_current_stream_capturing():
+    if _capturing(device):
         return _private(device, n)
-    stream = torch.cuda.current_stream(device).cuda_stream
+    # The number alone: PyTorch's object round it costs the host a microsecond.
+    stream = triton.runtime.driver.active.get_current_stream(device.index)
     kept = _streams.get((device, stream))
     if kept is None or kept.numel() < n:
         if device not in _arenas:
-            _arenas[device] = torch.zeros(_CAPTURED, dtype=torch.int32, device=device), 0
-        kept = _streams[device, stream] = torch.zeros(max(n, 4096), dtype=torch.int32, device=device)
+            _arenas[device] = lasting(device, lambda: torch.zeros(_CAPTURED, dtype=torch.int32, device=device)), 0
+        size = max(n, 4096)
+        kept = lasting(device, lambda: torch.zeros(size, dtype=torch.int32, device=device))
+        _streams[device, stream] = kept
     return kept
+
+
+def lasting(device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """What ``make`` allocates on the current stream of a device, to be kept from call to call.
+
+    While torch.compile warms up a CUDA graph, all that the thread allocates
+    belongs to that graph and has to be gone afterwards. Another thread's does not.
+    """
+    if device.type != "cuda":
+        return make()
+    stream = torch.cuda.current_stream(device)
+
+    def made() -> torch.Tensor:
+        with torch.cuda.stream(stream):
+            return make()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(made).result()
+
+
+def _capturing(device: torch.device) -> bool:
+    """Whether the current stream of a device, which need not be the current one, is being captured."""
+    if device.index in (None, torch.cuda.current_device()):
+        return bool(torch.cuda.is_current_stream_capturing())
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_current_stream_capturing())
 
 
 def _private(device: torch.device, n: int) -> torch.Tensor:

@@ -239,7 +239,12 @@ def _expect_apart(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor 
 
 
 def _guarded(plan: Any, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None) -> Any:
-    """The plan of an in-place call behind the check that its tensors lie apart, wherever later ones lie."""
+    """The plan of an in-place call behind the check that its tensors lie apart, wherever later ones lie.
+
+    Whatever ends the plan, autograd is told that x and residual were written:
+    a call that is not dispatched has nobody else to tell it, and what was saved
+    of the old values must not be used.
+    """
     x_extent, residual_extent = _extent(x), _extent(residual)
     weight_extent = 0 if weight is None else _extent(weight)
     # By how far the tensors lie from each other: views into one buffer come again and again.
@@ -256,7 +261,10 @@ def _guarded(plan: Any, x: torch.Tensor, residual: torch.Tensor, weight: torch.T
         if near and (to_residual, to_weight) not in apart:
             _expect_apart(x, residual, weight)
             apart.add((to_residual, to_weight))
-        result: Pair = plan(x, residual, weight)
+        try:
+            result: Pair = plan(x, residual, weight)
+        finally:
+            torch.autograd.graph.increment_version([each for each in (x, residual) if not each.is_inference()])
         return result
 
     return run
@@ -294,7 +302,10 @@ def _route(
     else:
         _check(NAME, x, residual, weight, eps, casting)
     if x.is_meta:
-        return lambda x, residual, weight: _outputs(x, residual, in_place)
+        # There is nothing to copy in place, but the copying tells autograd.
+        return lambda x, residual, weight: (
+            _written(x, residual, (x, residual)) if in_place else _outputs(x, residual, False)
+        )
     if in_place:
         # Before anything is compiled for them.
         _expect_apart(x, residual, weight)
@@ -614,7 +625,4 @@ def add_rms_norm_(
     if _checks.dispatched(x, residual, weight):
         _add_rms_norm_in_place_op(x, residual, weight, eps, casting, offset)
         return x, residual
-    _forward(x, residual, weight, eps, casting, offset, True)
-    # What autograd saved of the old values must not be used: the dispatcher, which tells it, was skipped.
-    torch.autograd.graph.increment_version([tensor for tensor in (x, residual) if not tensor.is_inference()])
-    return x, residual
+    return _forward(x, residual, weight, eps, casting, offset, True)

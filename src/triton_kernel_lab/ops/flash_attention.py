@@ -9,7 +9,6 @@ import math
 from typing import Any, Literal, overload
 
 import torch
-from torch.autograd import forward_ad
 
 from triton_kernel_lab import routing
 from triton_kernel_lab.ops import _checks, _launch
@@ -504,12 +503,12 @@ def flash_attention(
         triton_kernel_lab.routing.FallbackError: strict mode, and Triton does
             not serve the call.
     """
-    if forward_ad._current_level >= 0:
+    wants_grad = _checks.wants_grad(q, k, v)
+    if wants_grad and _checks.forward_mode(q, k, v):
         _check(q, k, v, scale)
         _checks.note_autograd(NAME)
         result = attend(q, k, v, causal, _scale(q, scale))
         return result if return_lse else result[0]
-    wants_grad = _checks.wants_grad(q, k, v)
     # The dispatcher also materialises a lazy negation, which the memory does not show. Compiling is asked
     # first, because Dynamo cannot trace is_neg.
     if (

@@ -27,6 +27,8 @@ NAME = "int4_linear"
 # The columns that one nibble of a row's words spans.
 _RUN = 32
 _INT32 = 2**31 - 1
+# What a stream keeps for its launches at most, 8 MiB of fp32 parts and 16 KiB of counters, and how many streams do.
+_PARTS, _COUNTERS, _STREAMS = 1 << 21, 4096, 32
 
 
 @triton.jit
@@ -423,6 +425,7 @@ def _check(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, group_si
 
 
 _plans = _launch.PlanCache()
+_streams: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 _Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -498,12 +501,13 @@ def _dense(
 ) -> _Linear:
     """The weights are written out, and cuBLAS multiplies."""
     n, k, tiles = scales.shape[0], x.shape[-1], packed.shape[1]
-    shape, dtype, device = (*x.shape[:-1], n), x.dtype, x.device
+    out = _new(x, packed, scales)
+    shape, strides = out.shape, out.stride()
     constants["BLOCK_N"] = config["block_n"]
     launch = _launch.bind(
         _dense_kernel,
         (math.ceil(n / config["block_n"]) * tiles,),
-        (packed, scales, torch.empty((n, k), dtype=dtype, device=device)),
+        (packed, scales, x.new_empty((n, k))),
         (n, k, tiles, *scales.stride()),
         constants,
         config=config,
@@ -511,11 +515,11 @@ def _dense(
     )
 
     def run(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        weights = torch.empty((n, k), dtype=dtype, device=device)
-        out = torch.empty(shape, dtype=dtype, device=device)
+        weights = x.new_empty_strided((k, n), (1, k))
+        out = x.new_empty_strided(shape, strides)
         launch(packed, scales, weights)
         # Autocast leaves products into a given tensor alone.
-        torch.mm(x.reshape(-1, k), weights.t(), out=out.view(-1, n))
+        torch.mm(x.reshape(-1, k), weights, out=out.view(-1, n))
         return out
 
     return run
@@ -554,42 +558,76 @@ def _fused(
         constants["WIDE"] = scales.shape[1] * scales.stride(1) > _INT32
     programs, size = blocks_n * blocks_m, rows * n
     scalars = (rows, n, k, packed.shape[1], share, splits, size, blocks_m, *layout, *scales.stride())
-    shape, dtype, device = (*x.shape[:-1], n), x.dtype, x.device
+    out, device = _new(x, packed, scales), x.device
+    # Told its strides, new_empty_strided costs the host half of what empty does.
+    shape, strides = out.shape, out.stride()
 
     def bind(out: torch.Tensor, parts: torch.Tensor, counters: torch.Tensor) -> Callable[..., None]:
         tensors = (x, packed, scales, out, parts, counters)
         return _launch.bind(kernel, (programs, splits), tensors, scalars, constants, config=config, num_warps=warps)
 
-    out = torch.empty(shape, dtype=dtype, device=device)
     if splits == 1:
         launch = bind(out, out, out)
 
         def run(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-            out = torch.empty(shape, dtype=dtype, device=device)
+            out = x.new_empty_strided(shape, strides)
             launch(x, packed, scales, out, out, out)
             return out
 
         return run
-    launch_parts = bind(
-        out, torch.empty(splits * size, dtype=torch.float32, device=device), _split.counters(device, programs)
-    )
+    workspace = _workspace(device, splits * size, programs)
+    launch_parts = bind(out, *workspace())
 
     def run_parts(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        out = torch.empty(shape, dtype=dtype, device=device)
-        parts = torch.empty(splits * size, dtype=torch.float32, device=device)
-        launch_parts(x, packed, scales, out, parts, _split.counters(device, programs))
+        out = x.new_empty_strided(shape, strides)
+        launch_parts(x, packed, scales, out, *workspace())
         return out
 
     return run_parts
 
 
+def _workspace(device: torch.device, numbers: int, programs: int) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    """What gives parts, fp32 [numbers], and counters, int32 [programs] zeros, to a launch on the current stream.
+
+    Launches of one stream follow each other and share memory that is kept, as far as it is small; either tensor
+    may then be longer. A graph may later run beside anything, so a launch that is being captured gets its own.
+    """
+
+    def own() -> tuple[torch.Tensor, torch.Tensor]:
+        parts = torch.empty(numbers, dtype=torch.float32, device=device)
+        return parts, _split.counters(device, programs)
+
+    if INTERPRET or numbers > _PARTS or programs > _COUNTERS:
+        return own
+    index, stream_of = device.index, triton.runtime.driver.active.get_current_stream
+    current_device, capturing = torch.cuda.current_device, torch.cuda.is_current_stream_capturing
+    # PyTorch then fills new memory with NaN, so that what a kernel leaves out shows.
+    filling = torch.are_deterministic_algorithms_enabled
+
+    def shared() -> tuple[torch.Tensor, torch.Tensor]:
+        # Of the current device alone is told whether it captures.
+        if current_device() != index or capturing() or filling():
+            return own()
+        stream = index, stream_of(index)
+        kept = _streams.get(stream)
+        if kept is None or kept[0].numel() < numbers:
+            if len(_streams) >= _STREAMS:
+                _streams.clear()
+            parts = _split.lasting(device, lambda: torch.empty(numbers, dtype=torch.float32, device=device))
+            kept = _streams[stream] = parts, _split.counters(device, _COUNTERS) if kept is None else kept[1]
+        return kept
+
+    return shared
+
+
 def _forward(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, group_size: int) -> torch.Tensor:
+    # Written out flat: unpacking parts into it costs as much as some of them. Of the strides of packed a plan
+    # knows only whether they are dense.
     key = (
-        *(x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15),
-        *(packed.dtype, packed.shape, packed.stride(), packed.device, packed.data_ptr() & 15),
-        *(scales.dtype, scales.shape, scales.stride(), scales.device, scales.data_ptr() & 15),
-        group_size,
-    )
+        x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15, group_size,
+        packed.dtype, packed.shape, packed.is_contiguous(), packed.device, packed.data_ptr() & 15,
+        scales.dtype, scales.shape, scales.stride(), scales.device, scales.data_ptr() & 15,
+    )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
         plan = _plans.keep(key, _route(x, packed, scales, group_size))
@@ -618,7 +656,8 @@ def int4_linear(x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, gro
     IEEE fp32. Up to 32 rows of x a scale multiplies the sum of its group if
     group_size is a multiple of 32; otherwise it may multiply the weight, which
     is then rounded to x's dtype. Many rows of x have the weights written out
-    once a call, N K elements of memory, and multiplied by cuBLAS.
+    once a call, N K elements of memory, and multiplied by cuBLAS. Where programs
+    share a sum, each CUDA stream keeps up to 8 MiB for its next call.
 
     Args:
         x: float16, bfloat16 or float32 [..., K] with any strides. Rows that lie

@@ -506,13 +506,9 @@ def _tiled(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, config: di
         config=config,
         num_warps=config["num_warps"],
     )
-    described = kernel is _described_kernel
 
     def run(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> torch.Tensor:
         y = x.new_empty(M, N)
-        if described:
-            # Triton keeps it for each thread, and one that did not plan, such as autograd's, has none.
-            triton.set_allocator(_launch._scratch)
         launch(x, w_gate, w_up, y)
         return y
 

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from triton_kernel_lab.analysis.stats import per_call_ns
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.report import units
 from triton_kernel_lab.report.markdown import table
 
-__all__ = ["HEADERS", "MISSING_HEADERS", "block", "conditions", "missed", "missing", "rows", "section"]
+__all__ = [
+    "HEADERS",
+    "KERNEL_HEADERS",
+    "MISSING_HEADERS",
+    "PART_HEADERS",
+    "block",
+    "conditions",
+    "kernel_rows",
+    "missed",
+    "missing",
+    "part_of",
+    "part_rows",
+    "parts",
+    "rows",
+    "section",
+    "traced",
+]
 
 _TITLE = "## Decoding a whole model"
 _NAME = ("Batch", "Context", "Decoder", "Cache", "Weights")
@@ -41,6 +59,23 @@ _COLUMNS = "Triton, Triton INT4 and eager are the faster of their two caches, to
 _TOKENS_AIM = 1.5
 _FLOOR_AIM = 1.35
 
+# What part of a step a kernel is, by its name: the first that fits. Some of this project's have the names of others
+# that decode nothing; a norm whose row is not held at once would be told as a product, so tables and rules are tested
+# together. Inductor names a kernel after all that it computes.
+_PARTS = {
+    "Attention": r"^_attend_kernel$|^_attention_kernel$|flash|fmha|sdpa|dot_product|softmax",
+    "Matrix products": (
+        r"^_(row|vector|streamed|tiled|described|stream|tile|dense)_kernel$"
+        r"|gem[mv]|nvjet|cutlass|cublas|splitk|^triton_tem_|^triton_.*_(add)?mm_"
+    ),
+    "Norms": r"^_rows_kernel$|rms_?norm|layer_?norm|^triton_.*_rsqrt(_|$)",
+}
+_REST, _GAPS = "Other kernels", "Gaps"
+_ALL_PARTS = (*_PARTS, _REST, _GAPS)
+_REDUCED = "torch_compile_reduce_overhead"
+PART_HEADERS = (*_NAME[:-1], *(f"{part} (us)" for part in _ALL_PARTS), "Traced step (us)", "Step (us)")
+KERNEL_HEADERS = (*_NAME[:-1], "Kernel", "Part", "Launches", "Time (us)", "of the step")
+
 
 def section(found: Artifact | None, *, stale: bool = False) -> str:
     """Every decoder of every cell, and whether their sources are other ones now; empty where nothing was measured."""
@@ -49,9 +84,12 @@ def section(found: Artifact | None, *, stale: bool = False) -> str:
     if found["status"] != "measured":
         return f"{_TITLE}\n\nNot measured: {found['reason']}."
     absent = missing(found)
-    parts = [_TITLE, conditions(found, stale=stale), *filter(None, [missed(found)]), table(HEADERS, rows(found))]
-    parts += [f"### Not timed\n\n{table(MISSING_HEADERS, absent)}"] if absent else []
-    return "\n\n".join(parts)
+    told = [_TITLE, conditions(found, stale=stale), *filter(None, [missed(found)]), table(HEADERS, rows(found))]
+    told += [f"### Not timed\n\n{table(MISSING_HEADERS, absent)}"] if absent else []
+    if steps := part_rows(found):
+        told += ["### Where a step goes", table(PART_HEADERS, steps), traced(found)]
+        told += ["### Kernels of a step", table(KERNEL_HEADERS, kernel_rows(found))]
+    return "\n\n".join(told)
 
 
 def rows(found: Artifact) -> list[list[str]]:
@@ -121,9 +159,10 @@ def block(found: Artifact | None, *, stale: bool = False) -> str:
     headers = ["Batch", "Context", *(f"{name} (ms)" for name in _GROUPS), "Floor (ms)", "over floor"]
     headers += ["vs torch.compile", "INT4 vs torch.compile", "Triton tokens/s"]
     said = " ".join(filter(None, [_COLUMNS, missed(found)]))
-    return "\n\n".join(
-        [table(headers, [list(_short(cell)) for cell in found["cells"]]), conditions(found, stale=stale), said]
-    )
+    told = [table(headers, [list(_short(cell)) for cell in found["cells"]]), conditions(found, stale=stale), said]
+    if steps := part_rows(found):
+        told += ["Where a step goes in these cells:", table(PART_HEADERS, steps), traced(found)]
+    return "\n\n".join(told)
 
 
 def missed(found: Artifact) -> str:
@@ -150,6 +189,84 @@ def _falls_short(derived: Mapping[str, Any]) -> str:
     said = [units.ratio(speedup)] if speedup is not None and speedup < _TOKENS_AIM else []
     said += [f"{units.factor(over)} over the floor"] if over > _FLOOR_AIM else []
     return " and ".join(said)
+
+
+def part_of(kernel: str) -> str:
+    """What a kernel of this name is for."""
+    return next((part for part, rule in _PARTS.items() if re.search(rule, kernel, re.IGNORECASE)), _REST)
+
+
+def parts(profile: Mapping[str, Any]) -> dict[str, int]:
+    """The ns of a traced step by what they go to; with the gaps they are its whole span."""
+    made = dict.fromkeys(_ALL_PARTS, 0)
+    made[_GAPS] = profile["span_ns"]
+    for kernel in profile["kernels"]:
+        made[part_of(kernel["name"])] += kernel["ns"]
+        made[_GAPS] -= kernel["ns"]
+    return made
+
+
+def part_rows(found: Artifact) -> list[list[str]]:
+    """Of each traced cell that misses an aim: who misses it, torch.compile and the floor, under ``PART_HEADERS``."""
+    made = []
+    for cell, some in _traced(found):
+        for each in some:
+            profile, step_ns = each["profile"], each["derived"]["step_p50_ns"]
+            shares = [_shared(ns, profile["span_ns"]) for ns in parts(profile).values()]
+            whole = [units.microseconds(ns, 1) for ns in (profile["span_ns"], step_ns)]
+            made.append([*_name(cell, each)[:-1], *shares, *whole])
+        made.append(_floor_row(cell, some[0]["derived"], found["read_ceiling"]))
+    return made
+
+
+def kernel_rows(found: Artifact) -> list[list[str]]:
+    """A row for each kernel of the same steps, under ``KERNEL_HEADERS``."""
+    return [
+        [
+            *(*_name(cell, each)[:-1], kernel["name"], part_of(kernel["name"]), str(kernel["launches"])),
+            units.microseconds(kernel["ns"] or None, 1),
+            units.share(kernel["ns"] / each["profile"]["span_ns"]),
+        ]
+        for cell, some in _traced(found)
+        for each in some
+        for kernel in each["profile"]["kernels"]
+    ]
+
+
+def traced(found: Artifact) -> str:
+    """How the steps were traced, and what that does to them; empty where none was."""
+    steps = {each["profile"]["steps"] for _, some in _traced(found) for each in some}
+    if not steps:
+        return ""
+    return (
+        f"A traced step is the one of median length of {max(steps)} in a row, told kernel by kernel by CUPTI through "
+        f"torch.profiler after all times were taken. Where kernels overlap, the time counts once, for the first. No "
+        f"kernel runs in the gaps, and tracing adds to them: Step is the median device step without it. The floor is "
+        f"that of the weights, which the products read, and of the cache, which attention reads."
+    )
+
+
+def _traced(found: Artifact) -> Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
+    """Each cell that misses an aim, with the traced ones of those that miss it and torch.compile's."""
+    for cell in found["cells"]:
+        some = [each for each in cell["opponents"] if each["derived"] and each.get("profile")]
+        short = [each for each in some if each["name"] in _GROUPS["Triton"] and _falls_short(each["derived"])]
+        if short:
+            yield cell, [*short, *(each for each in some if each["name"] == _REDUCED)]
+
+
+def _shared(ns: int, span_ns: int) -> str:
+    return f"{units.microseconds(ns, 1)} ({units.share(ns / span_ns)})" if ns else units.MISSING
+
+
+def _floor_row(cell: Mapping[str, Any], derived: Mapping[str, Any], ceiling: Mapping[str, int]) -> list[str]:
+    """What reading takes at the ceiling: the weights beside the products, the cache beside attention."""
+    weights = derived["read_bytes"] - cell["cache_bytes"]
+    weights_ns = per_call_ns(weights * 1_000_000_000, ceiling["bytes_per_s"])
+    told = {"Matrix products": weights_ns, "Attention": derived["floor_ns"] - weights_ns}
+    floors = [units.microseconds(told.get(part), 1) for part in _ALL_PARTS]
+    whole = units.microseconds(derived["floor_ns"], 1)
+    return [str(cell["batch"]), str(cell["context"]), "Floor", units.MISSING, *floors, whole, units.MISSING]
 
 
 def _step_share(derived: Mapping[str, Any]) -> float:

@@ -13,6 +13,7 @@ __all__ = ["conditions", "find", "label", "of_regime", "p50_ns", "p50_text", "ve
 _LABELS = {
     "triton": "Triton",
     ".backward()": "Triton through autograd",
+    "paged": "Triton from pages of 16",
     "eager": "PyTorch eager",
     "torch_compile": "torch.compile",
     "torch_compile_max_autotune": "torch.compile max-autotune",

@@ -10,7 +10,7 @@ from triton_kernel_lab import artifacts
 from triton_kernel_lab.analysis.inputs import read_extras, read_one
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.project import Project
-from triton_kernel_lab.report import crossover, decode_e2e, flowchart, methodology, summary, units
+from triton_kernel_lab.report import crossover, decode_e2e, flowchart, methodology, selection, summary, units
 from triton_kernel_lab.report.labels import conditions, label, of_regime, p50_text, verdict
 from triton_kernel_lab.report.losses import Loss, losses
 from triton_kernel_lab.report.markdown import table
@@ -127,7 +127,8 @@ def _summary(environment: Artifact, roofline: Artifact) -> str:
         f"Speedup over torch.compile, median of a kernel's cells (least to largest); {summary.MEDIAN_NOTE}. "
         "Fastest: no baseline is faster."
     )
-    crossed = "\n".join(f"- {sentence}" for sentence in crossover.sentences(roofline))
+    said_of = [*crossover.sentences(roofline), *selection.paged(roofline)]
+    crossed = "\n".join(f"- {sentence}" for sentence in said_of)
     return "\n\n".join(filter(None, [note, table(headers, rows), crossed, said]))
 
 

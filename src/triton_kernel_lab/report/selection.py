@@ -1,16 +1,22 @@
-"""Which cells stand for a kernel: those of one dtype, and of these the smallest and the largest."""
+"""Which cells stand for a kernel: those of one dtype, and of these the smallest and the largest.
+
+And what all cells of selected attention say of its pages, in a generated sentence.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from triton_kernel_lab.analysis.stats import speedup
 from triton_kernel_lab.artifacts import Artifact
-from triton_kernel_lab.report.labels import of_regime
+from triton_kernel_lab.report import units
+from triton_kernel_lab.report.labels import of_regime, p50_ns
 
-__all__ = ["Extreme", "dtype_of", "extremes", "kernels", "of_kernel"]
+__all__ = ["Extreme", "dtype_of", "extremes", "kernels", "of_kernel", "paged"]
 
 PREFERRED = "float16"
+_PAGED = "selected_attention"
 
 
 class Extreme(NamedTuple):
@@ -42,6 +48,17 @@ def of_kernel(roofline: Artifact, kernel: str, regime: str = "cold_clean") -> li
 def extremes(roofline: Artifact) -> list[Extreme]:
     """The smallest and the largest case of each kernel, or its only one; kernels in the registry's order."""
     return [_extreme(roofline, cell) for kernel in kernels(roofline) for cell in _ends(of_kernel(roofline, kernel))]
+
+
+def paged(roofline: Artifact) -> list[str]:
+    """One sentence on the time that selected attention takes from pages; none where that was not timed."""
+    cells = of_regime(roofline, "cold_clean", _PAGED)
+    found = [speedup(p50_ns(cell, "paged"), p50_ns(cell, "triton")) for cell in cells]
+    ratios = [ratio for ratio in found if ratio is not None]
+    if not ratios:
+        return []
+    least, most = units.ratio(min(ratios)), units.ratio(max(ratios))
+    return [f"`{_PAGED}`, straight from pages of 16: {least} to {most} the time from a contiguous cache."]
 
 
 def _ends(found: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -216,10 +216,16 @@ class Decoder:
 
     def _logits(self, rows: int) -> torch.Tensor:
         """The logits [B, vocabulary] of the tokens at hand, which see up to ``rows`` rows of the cache."""
-        seen = self._rows[:rows]
-        indices = torch.where(seen <= self._positions, seen, -1)
+        indices = self._seen(rows)
         normed = self._hidden(self._tokens, lambda layer, qkv: self._attend_cache(layer, qkv, indices))
         return self._head(normed[:, 0])
+
+    def _seen(self, rows: int) -> torch.Tensor:
+        """The rows of the cache up to each sequence's position, int32 [B, rows] from the last to the first.
+
+        What comes after the first is negative and so no choice: one launch, where a comparison would take three.
+        """
+        return self._positions - self._rows[:rows]
 
     def _hidden(self, tokens: torch.Tensor, attend: Callable[[Layer, torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """What the head multiplies, [B, T, hidden], for tokens [B, T]."""

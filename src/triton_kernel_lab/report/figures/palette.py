@@ -10,7 +10,7 @@ GROUND, INK, MUTED, GRID = "#ffffff", "#1f2328", "#59636e", "#d8dee4"
 
 _CANDIDATES = {"triton": "#0b3c8c", "torch_compile": "#e08a1e", "eager": "#a9b4c2", "other": "#2b9a8b"}
 
-# Eleven kernels have colours and markers of their own; a twelfth starts again.
+# Twelve kernels have colours and markers of their own; a thirteenth starts again.
 _KERNELS = (
     ("#0072b2", "o"),
     ("#d55e00", "s"),
@@ -23,6 +23,7 @@ _KERNELS = (
     ("#8c564b", ">"),
     ("#444c56", "h"),
     ("#c2185b", "*"),
+    ("#00838f", "p"),
 )
 
 # From the emptiest caches to the warmest, then a captured call and the host's.
@@ -54,6 +55,7 @@ DARK = {
     "#8c564b": "#cfa096",
     "#444c56": "#c0c8d0",
     "#c2185b": "#ff7fab",
+    "#00838f": "#5fd0dc",
 }
 """Each colour on light ground, and what stands for it on dark."""
 

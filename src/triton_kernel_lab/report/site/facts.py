@@ -92,6 +92,11 @@ def model(found: Artifact | None, *, stale: bool = False) -> str:
     parts.append(table(decode_e2e.HEADERS, rows, "Each decoder of each batch and context"))
     if absent := [[esc(part) for part in row] for row in decode_e2e.missing(found)]:
         parts.append(table(decode_e2e.MISSING_HEADERS, absent, "Decoders without a time"))
+    if steps := [[esc(part) for part in row] for row in decode_e2e.part_rows(found)]:
+        parts.append(table(decode_e2e.PART_HEADERS, steps, "Where a step goes, in cells that miss an aim"))
+        parts.append(f'<div class="reading"><p>{prose(decode_e2e.traced(found))}</p></div>')
+        kernels = [[esc(part) for part in row] for row in decode_e2e.kernel_rows(found)]
+        parts.append(table(decode_e2e.KERNEL_HEADERS, kernels, "Kernels of such a step"))
     return "\n".join(parts)
 
 

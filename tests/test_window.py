@@ -263,7 +263,7 @@ def test_a_card_at_its_power_limit_rests_and_few_samples_are_flagged(
     found = Bench(1 << 20, 1, seed=7).time([Subject("a", card.call, [(torch.zeros(1),)])], "cold_clean", 200)["a"]
     assert len(found.samples_ns) == 200
     assert 0 < len(found.flags["power_cap"]) < 20
-    assert sum(device.pauses) <= 2
+    assert sum(device.pauses) <= 3
 
 
 def test_a_card_that_the_warm_up_brought_to_its_limit_rests_before_the_first_sample(
@@ -281,20 +281,20 @@ def test_a_card_that_the_warm_up_brought_to_its_limit_rests_before_the_first_sam
 @pytest.mark.parametrize("regime", ["cold_clean", "graph", "call"])
 @pytest.mark.parametrize("reason", ["power_cap", "power_brake"])
 def test_a_card_that_is_always_at_its_limit_stalls_no_cell(device: Device, regime: str, reason: str) -> None:
-    """All pauses of a window together take two seconds at most, and no single one more than one."""
+    """All pauses of a window together take three seconds at most, and no single one more than a quarter."""
     device.reasons = (reason,)
     assert timed(device, regime, 12, "a", "b")["a"].flags["power_cap"] == list(range(12))
-    assert 1.9 < sum(device.pauses) <= 2
-    assert 0.02 == device.pauses[0] <= max(device.pauses) <= 1
+    assert 2.9 < round(sum(device.pauses), 6) <= 3
+    assert 0.02 == device.pauses[0] <= max(device.pauses) <= 0.25
 
 
 def test_a_card_that_meets_its_limit_in_every_block_rests_longer_each_time(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pauses double from one such block to the next, up to what is left of two seconds."""
+    """Pauses double from one such block to the next, up to a quarter of a second."""
     card = Card(device, monkeypatch, 0)
     Bench(1 << 20, 1, seed=7).time([Subject("a", card.call, [(torch.zeros(1),)])], "cold_clean", 8)
-    assert device.pauses == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 0.74])
+    assert device.pauses == pytest.approx([0.02, 0.04, 0.08, 0.16, *[0.25] * 4])
 
 
 @pytest.mark.parametrize(("reasons", "pause"), [((), True), (("thermal",), True), (("power_cap",), False)])

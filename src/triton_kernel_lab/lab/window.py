@@ -45,9 +45,9 @@ _LOW_CLOCK = 0.9
 _SWEPT_SPIN, _SHORTEST_SPIN = 50_000, 150_000
 _LONGEST_SPIN = 1 << 26
 # Seconds. The total bounds what a card that never gets below its power limit can cost a window.
-_SHORTEST_PAUSE, _FIRST_PAUSE, _LONGEST_PAUSE, _PAUSE_TOTAL = 0.001, 0.02, 1.0, 2.0
-# Pauses wear off over some forty blocks: a card that went on without any would soon be back at its limit.
-_WEAR = 0.9
+_SHORTEST_PAUSE, _FIRST_PAUSE, _LONGEST_PAUSE, _PAUSE_TOTAL = 0.001, 0.02, 0.25, 3.0
+# Pauses wear off over some fifteen blocks: a card that went on without any would soon be back at its limit.
+_WEAR = 0.8
 
 
 @dataclass
@@ -161,7 +161,7 @@ class Bench:
         """Samples of every subject, interleaved; the order is drawn, and reverses from block to block.
 
         A subject whose sample takes longer than 1 ms, or 20 ms of a graph, gets fewer of them, in the first blocks.
-        Unless ``pause`` is off, a card at its power limit gets up to 2 s of rest between blocks.
+        Unless ``pause`` is off, a card at its power limit gets up to 3 s of rest between blocks.
         """
         self.settle(subjects)
         if regime == "graph":

@@ -262,6 +262,42 @@ def test_f77_a_value_above_the_ceilings_is_flagged(raw: dict[str, Artifact]) -> 
     assert found["speedup_over_eager"] is None
 
 
+def test_the_copy_beside_a_cell_is_a_rung_at_its_own_size(raw: dict[str, Artifact]) -> None:
+    """What the ladder, read between its rungs, calls implausible is judged by the copy of as many bytes."""
+    before = cell(build(raw))
+
+    def share(name: str, of_attainable: float) -> Callable[[Artifact], None]:
+        return scale(name, of_attainable * before["attainable_ns"] / candidate(before, name)["stats"]["p50_ns"])
+
+    assert cell(build(raw, timing=share("triton", 0.97)))["class"] == "implausible"
+
+    def both(timing: Artifact) -> None:
+        share("triton", 0.97)(timing)
+        share("copy", 0.985)(timing)
+
+    found = cell(build(raw, timing=both))
+    assert (found["class"], candidate(found)["status"]) == ("memory_bound", "ok")
+    assert found["attainable_ns"] == candidate(found, "copy")["stats"]["p50_ns"] < before["attainable_ns"]
+
+
+def test_arithmetic_is_held_to_the_datasheet_where_there_is_one(raw: dict[str, Artifact]) -> None:
+    """A rested card beats the rate that it sustains; nothing beats the datasheet, and without one the measured binds."""
+    listed: dict[str, Callable[[Artifact], None]] = {"environment": lambda e: e["device"].update(name="NVIDIA H200")}
+    measured = max(entry["flop_per_s"] for entry in build(raw)["ceilings"]["matmul"] if entry["dtype"] == "float16")
+    p50_ns = candidate(cell(build(raw)))["stats"]["p50_ns"]
+
+    def working(share_of_measured: float) -> Callable[[Artifact], None]:
+        flop = round(share_of_measured * measured * p50_ns / 1e9)
+        return lambda timing: timing["cells"][1]["cost"].update(flop=flop, unit="float16")
+
+    above = cell(build(raw, timing=working(1.2), **listed))
+    assert (above["class"], candidate(above)["status"]) == ("compute_bound", "ok")
+    assert candidate(above)["attainable_ratio"] > 1.1
+    assert cell(build(raw, timing=working(1.2)))["class"] == "implausible"
+    beyond = 1.05 * 1.2 * p50_ns / above["vendor_ns"]
+    assert cell(build(raw, timing=working(beyond), **listed))["class"] == "implausible"
+
+
 def test_an_implausible_baseline_is_not_the_best(raw: dict[str, Artifact]) -> None:
     """A baseline that beats the ceilings is invalid and sets no mark."""
     found = cell(build(raw, timing=scale("library_op", 0.5)))

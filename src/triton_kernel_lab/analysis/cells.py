@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from triton_kernel_lab.analysis.ceilings import null_kernel_ns
@@ -35,8 +36,16 @@ class _Limits(NamedTuple):
         # Near the launch floor a rung of the ladder is itself known to a few per cent only,
         # so there the null kernel and the datasheet bind, not the rung.
         if self.measured and not self.floor_dominated(self.measured.attainable_ns):
-            floors.append(self.measured.attainable_ns)
+            floors.append(self._binding(self.measured).attainable_ns)
         return max(floors)
+
+    def _binding(self, measured: Bound) -> Bound:
+        """What of the measured ceilings nothing beats: not the arithmetic, where a datasheet tells its rate.
+
+        The measured rate is what the card sustains at its power limit, and a cell that rests runs above it.
+        """
+        known = self.vendor is not None and self.vendor.compute_ns > 0
+        return measured._replace(compute_ns=Fraction(0)) if known else measured
 
     def implausible(self, p50_ns: int) -> bool:
         return 102 * p50_ns < 100 * self.least_ns
@@ -74,11 +83,13 @@ def _cell(
 ) -> dict[str, Any]:
     cost = cell["cost"]
     read, write = (sum(item["bytes"] for item in cost[way]) for way in ("read", "write"))
-    limits = _limits((ceilings, read, write, cost["flop"], cost["unit"]), regime, same_run)
     # It moves the bytes of the cell and does none of its arithmetic.
     of_anchor = _limits((ceilings, read, write, 0, cost["unit"]), regime, same_run)
     taking_part = [candidate for candidate in cell["candidates"] if _takes_part(candidate, regime)]
     summaries = [_summary(candidate, regime) for candidate in taking_part]
+    anchors = [each["stats"]["p50_ns"] for each in summaries if each["role"] == "anchor" and each["stats"]]
+    copied_ns = next((ns for ns in anchors if not of_anchor.implausible(ns)), None)
+    limits = _limits((ceilings, read, write, cost["flop"], cost["unit"]), regime, same_run, copied_ns)
     candidates = [
         _judge(summary, of_anchor if summary["role"] == "anchor" else limits, read + write) for summary in summaries
     ]
@@ -98,13 +109,15 @@ def _cell(
     }
 
 
-def _limits(work: tuple[Mapping[str, Any], int, int, int, str], regime: str, same_run: bool) -> _Limits:
+def _limits(
+    work: tuple[Mapping[str, Any], int, int, int, str], regime: str, same_run: bool, copied_ns: int | None = None
+) -> _Limits:
     """The limits of ``work``: ceilings, bytes read, bytes written, FLOP and the unit that does them."""
     if regime not in _COLD:
         return _Limits(None, None, None)
     if not same_run:
         return _Limits(None, None, vendor_bound(*work))
-    return _Limits(null_kernel_ns(work[0], regime), measured_bound(*work), vendor_bound(*work))
+    return _Limits(null_kernel_ns(work[0], regime), measured_bound(*work, copied_ns), vendor_bound(*work))
 
 
 def _takes_part(candidate: Mapping[str, Any], regime: str) -> bool:

@@ -56,15 +56,17 @@ def ladder_ns(points: Sequence[tuple[int, int | Fraction]], size: int) -> Fracti
     return low_ns + Fraction((high_ns - low_ns) * (size - low), high - low)
 
 
-def mix_ns(ladders: Sequence[Mapping[str, Any]], read: int, write: int) -> Fraction:
+def mix_ns(ladders: Sequence[Mapping[str, Any]], read: int, write: int, copied_ns: int | None = None) -> Fraction:
     """The time of a read/write mix: linear in the read share between two ladders.
 
     The share is 0 on the write ladder, 1/2 on the copy and 1 on the read one.
     Traffic of one direction never has the bus turn round, so it is held to be no
     slower than a copy of as many bytes, whatever its ladder's kernel made of it.
+    ``copied_ns`` is what a copy of just these bytes took: a rung at their own size.
     """
     total = read + write
     write_ns, copy_ns, read_ns = (ladder_ns(_rungs(ladders, kind), total) for kind in _MIX)
+    copy_ns = copy_ns if copied_ns is None else min(copy_ns, Fraction(copied_ns))
     write_ns, read_ns = min(write_ns, copy_ns), min(read_ns, copy_ns)
     position = Fraction(2 * read, total) if total else Fraction(1)
     if position <= 1:
@@ -90,9 +92,12 @@ def flop_rate(ceilings: Mapping[str, Any], unit: str) -> int | None:
     return vendor.get(unit)
 
 
-def measured_bound(ceilings: Mapping[str, Any], read: int, write: int, flop: int, unit: str) -> Bound:
-    """The model with the ceilings of the same run."""
-    return Bound(mix_ns(ceilings["ladders"], read, write), _over_rate(flop, flop_rate(ceilings, unit)))
+def measured_bound(
+    ceilings: Mapping[str, Any], read: int, write: int, flop: int, unit: str, copied_ns: int | None = None
+) -> Bound:
+    """The model with the ceilings of the same run; ``copied_ns`` as in ``mix_ns``."""
+    memory = mix_ns(ceilings["ladders"], read, write, copied_ns)
+    return Bound(memory, _over_rate(flop, flop_rate(ceilings, unit)))
 
 
 def vendor_bound(ceilings: Mapping[str, Any], read: int, write: int, flop: int, unit: str) -> Bound | None:

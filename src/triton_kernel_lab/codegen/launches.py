@@ -149,6 +149,8 @@ def _instead_of_a_device(target: str) -> Iterator[list[dict[str, Any]]]:
         mock.patch.object(_checks, "INTERPRET", True),
         mock.patch.object(_launch, "architecture", return_value=target),
         mock.patch.object(_launch, "bind", bind),
+        # None of the tensors', so that no stream is asked for.
+        mock.patch.object(torch.cuda, "current_device", return_value=-1),
     ):
         try:
             yield bound

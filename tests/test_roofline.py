@@ -281,7 +281,7 @@ def test_the_copy_beside_a_cell_is_a_rung_at_its_own_size(raw: dict[str, Artifac
 
 
 def test_arithmetic_is_held_to_the_datasheet_where_there_is_one(raw: dict[str, Artifact]) -> None:
-    """A rested card beats the rate that it sustains; nothing beats the datasheet, and without one the measured binds."""
+    """A rested card beats the rate that it sustains; nothing beats the datasheet; without one the measured binds."""
     listed: dict[str, Callable[[Artifact], None]] = {"environment": lambda e: e["device"].update(name="NVIDIA H200")}
     measured = max(entry["flop_per_s"] for entry in build(raw)["ceilings"]["matmul"] if entry["dtype"] == "float16")
     p50_ns = candidate(cell(build(raw)))["stats"]["p50_ns"]

@@ -14,10 +14,10 @@ from triton_kernel_lab.report.summary import fastest
 
 __all__ = ["QUANTILES", "cases"]
 
-QUANTILES = {REGIMES[0]: 40}
-"""Into how many equal shares the samples of a distribution are divided; in a regime that is not named, 16."""
+QUANTILES = {REGIMES[0]: 32}
+"""Into how many equal shares the samples of a distribution are divided; in a regime that is not named, 8."""
 
-_COARSE = 16
+_COARSE = 8
 
 _STATS = ("min", "p10", "p50", "p90", "p95", "p99", "max", "tmean")
 _CLASSES = {

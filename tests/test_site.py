@@ -267,6 +267,15 @@ def test_pictures_of_one_page_share_their_glyphs(found: Project) -> None:
     ]
 
 
+def test_pictures_of_one_page_share_their_styles() -> None:
+    """Equal styles become one class, whichever picture they stand in, and its rule says what they said."""
+    pictures = ['<a style="fill: red"/><b style="fill: none; stroke: red"/>', '<c style="fill: red" x="1"/>']
+    assert inline.share_styles(pictures) == (
+        ['<a class="s0"/><b class="s1"/>', '<c class="s0" x="1"/>'],
+        ".s0{fill: red}\n.s1{fill: none; stroke: red}",
+    )
+
+
 def test_a_picture_becomes_part_of_the_page() -> None:
     """Declaration, comments, metadata, sheet and size go; ids and colours become the page's."""
     svg = (

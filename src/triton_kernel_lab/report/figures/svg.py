@@ -139,7 +139,7 @@ def _compact(svg: str) -> str:
     svg = _STILL.sub(r"translate(\1)", svg.replace("xlink:href", "href"))
     svg = _INDENT.sub("\n", svg)
     svg = _UNUSED.sub("", svg.replace("DejaVuSans-", "g"))
-    svg = _PATH.sub(lambda found: _COMMAND.sub(r"\1", found[0]), svg)
+    svg = _PATH.sub(lambda found: _COMMAND.sub(r"\1", found[0]).strip(), svg)
     svg = _ALONE.sub(r"\1", svg)
     return svg.replace("</style>", f"{palette.dark_css()}</style>", 1)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from triton_kernel_lab.report.figures import palette
 
-__all__ = ["colour_css", "define_once", "inline"]
+__all__ = ["colour_css", "define_once", "inline", "share_styles"]
 
 _HEAD = re.compile(r"^.*?(?=<svg)", re.DOTALL)
 _DROPPED = re.compile(r"<!--.*?-->|<metadata>.*?</metadata>|<title>.*?</title>|<style[^>]*>.*?</style>", re.DOTALL)
@@ -18,6 +18,7 @@ _SIZE = re.compile(
 _GLYPH_NAME = r"g(?:[A-Z]\w*-)?[0-9a-f]+"
 _ID = re.compile(rf'(?:(?<= id=")|(?<=href="#)|(?<=url\(#))(?!{_GLYPH_NAME}")')
 _GLYPH = re.compile(rf'<path id="{_GLYPH_NAME}" [^>]*/>\n?')
+_STYLE = re.compile(r' style="([^"]*)"')
 _COLOUR = re.compile("|".join(map(re.escape, palette.DARK)))
 
 
@@ -46,6 +47,17 @@ def define_once(pictures: Iterable[str]) -> Iterator[str]:
 
     for picture in pictures:
         yield _GLYPH.sub(first, picture)
+
+
+def share_styles(pictures: Sequence[str]) -> tuple[list[str], str]:
+    """The pictures of one page with a class in place of each style, and the rules of those classes."""
+    names: dict[str, str] = {}
+
+    def named(found: re.Match[str]) -> str:
+        return f' class="{names.setdefault(found[1], f"s{len(names)}")}"'
+
+    shared = [_STYLE.sub(named, picture) for picture in pictures]
+    return shared, "\n".join(f".{name}{{{style}}}" for style, name in names.items())
 
 
 def colour_css() -> str:

@@ -12,7 +12,7 @@ from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.report.figures.stage import DRAWINGS
 from triton_kernel_lab.report.labels import conditions
 from triton_kernel_lab.report.site import cells, facts, provenance
-from triton_kernel_lab.report.site.inline import colour_css, define_once, inline
+from triton_kernel_lab.report.site.inline import colour_css, define_once, inline, share_styles
 from triton_kernel_lab.report.site.markup import data_block, esc, fill, prose
 
 __all__ = ["Sources", "render"]
@@ -59,10 +59,11 @@ def render(sources: Sources) -> str:
     script, roofline = _read("script.js"), sources.roofline
     shas = provenance.digests(sources.by_path())
     device = sources.environment["device"]
+    pictures, styles = share_styles(list(define_once(_picture(sources, index) for index in range(len(DRAWINGS)))))
     parts = {
         "title": esc(device["name"] if device else sources.runner),
         "runner": esc(sources.runner),
-        "style": f"{colour_css()}\n{_read('style.css')}",
+        "style": f"{colour_css()}\n{styles}\n{_read('style.css')}",
         "script": script,
         # The page runs this script and no other.
         "script_digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -70,7 +71,7 @@ def render(sources: Sources) -> str:
         "tiles": facts.tiles(roofline, sources.correctness),
         "kernels": facts.kernels(roofline),
         "lost": facts.lost(roofline),
-        "figures": "\n".join(define_once(_picture(sources, index) for index in range(len(DRAWINGS)))),
+        "figures": "\n".join(pictures),
         "model": facts.model(sources.decode, stale=sources.decode_is_stale),
         "method": facts.method(roofline),
         "environment": facts.environment(sources.environment),

@@ -53,7 +53,10 @@ _GROUPS = {
     "Liger": ("liger",),
     "eager": ("eager_dynamic", "eager_static"),
 }
-_COLUMNS = "Triton, Triton INT4 and eager are the faster of their two caches, torch.compile that of its two modes."
+_COLUMNS = (
+    "Times are a token's: Triton, Triton INT4 and eager with the faster of their two caches, torch.compile in the "
+    "faster of its two modes. The floor is that of bfloat16 weights."
+)
 # What this project set itself for decoding in bfloat16: torch.compile's tokens a second times this at least, and a
 # time a token of the floor times that at most. They stand here so that a figure that falls short is told beside it.
 _TOKENS_AIM = 1.5
@@ -61,12 +64,13 @@ _FLOOR_AIM = 1.35
 
 # What part of a step a kernel is, by its name: the first that fits. Some of this project's have the names of others
 # that decode nothing; a norm whose row is not held at once would be told as a product, so tables and rules are tested
-# together. Inductor names a kernel after all that it computes.
+# together. Inductor names a kernel after all that it computes; its pointwise ones that name a product only add a bias.
+# cuDNN's lean reduction joins the parts of keys that were cut for attention.
 _PARTS = {
-    "Attention": r"^_attend_kernel$|^_attention_kernel$|flash|fmha|sdpa|dot_product|softmax",
+    "Attention": r"^_attend_kernel$|^_attention_kernel$|flash|fmha|sdpa|dot_product|softmax|lean_reduction",
     "Matrix products": (
         r"^_(row|vector|streamed|tiled|described|stream|tile|dense)_kernel$"
-        r"|gem[mv]|nvjet|cutlass|cublas|splitk|^triton_tem_|^triton_.*_(add)?mm_"
+        r"|gem[mv]|nvjet|cutlass|cublas|splitk|^triton_tem_|^triton_(?!poi_).*_(add)?mm_"
     ),
     "Norms": r"^_rows_kernel$|rms_?norm|layer_?norm|^triton_.*_rsqrt(_|$)",
 }
@@ -75,6 +79,9 @@ _ALL_PARTS = (*_PARTS, _REST, _GAPS)
 _REDUCED = "torch_compile_reduce_overhead"
 PART_HEADERS = (*_NAME[:-1], *(f"{part} (us)" for part in _ALL_PARTS), "Traced step (us)", "Step (us)")
 KERNEL_HEADERS = (*_NAME[:-1], "Kernel", "Part", "Launches", "Time (us)", "of the step")
+_NAMES = "Names are cut after 120 characters; kernels of the same name share a row."
+# The artifact's name for all kernels of a step but the twenty longest.
+_BEYOND = "other"
 
 
 def section(found: Artifact | None, *, stale: bool = False) -> str:
@@ -88,7 +95,7 @@ def section(found: Artifact | None, *, stale: bool = False) -> str:
     told += [f"### Not timed\n\n{table(MISSING_HEADERS, absent)}"] if absent else []
     if steps := part_rows(found):
         told += ["### Where a step goes", table(PART_HEADERS, steps), traced(found)]
-        told += ["### Kernels of a step", table(KERNEL_HEADERS, kernel_rows(found))]
+        told += ["### Kernels of a step", _NAMES, table(KERNEL_HEADERS, kernel_rows(found))]
     return "\n\n".join(told)
 
 
@@ -127,8 +134,15 @@ def _row(cell: Mapping[str, Any], opponent: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def conditions(found: Artifact, *, stale: bool = False) -> str:
-    """The model, the software beside the environment's, how the times were taken, and what they are worth."""
+def conditions(found: Artifact, *, stale: bool = False, short: bool = False) -> str:
+    """The model, the software beside the environment's, how the times were taken, and what they are worth.
+
+    Args:
+        found: a measured artifact ``decode_e2e``.
+        stale: its sources have changed since.
+        short: leave out what only the long table shows.
+    """
+    greedy = " Greedy tokens are those on which a decoder agrees with the float32 model; random weights make near ties."
     model, protocol, ceiling = found["model"], found["protocol"], found["read_ceiling"]
     caveat = " Exploratory: made from a tree with uncommitted changes." if found["claim_kind"] == "exploratory" else ""
     return (
@@ -139,8 +153,7 @@ def conditions(found: Artifact, *, stale: bool = False) -> str:
         f"to {protocol['tokens']} steps and the wait for the last, median of {protocol['repetitions']} repetitions in "
         f"turns. The floor is the time in which the measured read ceiling, "
         f"{units.gigabytes_per_s(ceiling['bytes_per_s'])} GB/s, delivers weights and cache once. vs torch.compile is "
-        f"against the faster of its default mode and reduce-overhead. Greedy tokens are those on which a decoder "
-        f"agrees with the float32 model; random weights make near ties.{caveat}"
+        f"against the faster of its default mode and reduce-overhead.{'' if short else greedy}{caveat}"
         f"{_STALE if stale else ''}"
     )
 
@@ -159,9 +172,13 @@ def block(found: Artifact | None, *, stale: bool = False) -> str:
     headers = ["Batch", "Context", *(f"{name} (ms)" for name in _GROUPS), "Floor (ms)", "over floor"]
     headers += ["vs torch.compile", "INT4 vs torch.compile", "Triton tokens/s"]
     said = " ".join(filter(None, [_COLUMNS, missed(found)]))
-    told = [table(headers, [list(_short(cell)) for cell in found["cells"]]), conditions(found, stale=stale), said]
+    told = [
+        table(headers, [list(_short(cell)) for cell in found["cells"]]),
+        conditions(found, stale=stale, short=True),
+        said,
+    ]
     if steps := part_rows(found):
-        told += ["Where a step goes in these cells:", table(PART_HEADERS, steps), traced(found)]
+        told += ["Where a step goes in the cells that miss:", table(PART_HEADERS, steps), traced(found)]
     return "\n\n".join(told)
 
 
@@ -186,8 +203,8 @@ def missed(found: Artifact) -> str:
 
 def _falls_short(derived: Mapping[str, Any]) -> str:
     speedup, over = derived["speedup_over_torch_compile"], derived["over_floor_ratio"]
-    said = [units.ratio(speedup)] if speedup is not None and speedup < _TOKENS_AIM else []
-    said += [f"{units.factor(over)} over the floor"] if over > _FLOOR_AIM else []
+    said = [f"{units.ratio(speedup)} torch.compile"] if speedup is not None and speedup < _TOKENS_AIM else []
+    said += [f"{units.factor(over)}x the floor"] if over > _FLOOR_AIM else []
     return " and ".join(said)
 
 
@@ -212,9 +229,8 @@ def part_rows(found: Artifact) -> list[list[str]]:
     for cell, some in _traced(found):
         for each in some:
             profile, step_ns = each["profile"], each["derived"]["step_p50_ns"]
-            shares = [_shared(ns, profile["span_ns"]) for ns in parts(profile).values()]
-            whole = [units.microseconds(ns, 1) for ns in (profile["span_ns"], step_ns)]
-            made.append([*_name(cell, each)[:-1], *shares, *whole])
+            told = (*parts(profile).values(), profile["span_ns"], step_ns)
+            made.append([*_name(cell, each)[:-1], *(units.microseconds(ns or None, 1) for ns in told)])
         made.append(_floor_row(cell, some[0]["derived"], found["read_ceiling"]))
     return made
 
@@ -223,7 +239,9 @@ def kernel_rows(found: Artifact) -> list[list[str]]:
     """A row for each kernel of the same steps, under ``KERNEL_HEADERS``."""
     return [
         [
-            *(*_name(cell, each)[:-1], kernel["name"], part_of(kernel["name"]), str(kernel["launches"])),
+            *_name(cell, each)[:-1],
+            *("all others" if kernel["name"] == _BEYOND else kernel["name"], part_of(kernel["name"])),
+            str(kernel["launches"]),
             units.microseconds(kernel["ns"] or None, 1),
             units.share(kernel["ns"] / each["profile"]["span_ns"]),
         ]
@@ -235,14 +253,19 @@ def kernel_rows(found: Artifact) -> list[list[str]]:
 
 def traced(found: Artifact) -> str:
     """How the steps were traced, and what that does to them; empty where none was."""
-    steps = {each["profile"]["steps"] for _, some in _traced(found) for each in some}
-    if not steps:
+    some = [each for _, some in _traced(found) for each in some]
+    if not some:
         return ""
+    steps = max(each["profile"]["steps"] for each in some)
+    longer = _range(each["profile"]["span_ns"] / each["derived"]["step_p50_ns"] for each in some)
     return (
-        f"A traced step is the one of median length of {max(steps)} in a row, told kernel by kernel by CUPTI through "
-        f"torch.profiler after all times were taken. Where kernels overlap, the time counts once, for the first. No "
-        f"kernel runs in the gaps, and tracing adds to them: Step is the median device step without it. The floor is "
-        f"that of the weights, which the products read, and of the cache, which attention reads."
+        f"A traced step is the one of median length of {steps} in a row, told kernel by kernel by CUPTI through "
+        f"torch.profiler after all times were taken. Each kernel is in one part, by its name: copies of the cache made "
+        f"for attention are in attention, a SwiGLU of the same launch is in the products, a residual sum before a norm "
+        f"in the norms, and all but a step's twenty longest are in the others. Where kernels overlap, the time counts "
+        f"once, for the first; in the gaps none runs. Step is the median device step without tracing, and the traced "
+        f"ones are {longer} of it. The floor is that of the weights, which the products read, and of the cache, which "
+        f"attention reads."
     )
 
 
@@ -253,10 +276,6 @@ def _traced(found: Artifact) -> Iterator[tuple[Mapping[str, Any], list[Mapping[s
         short = [each for each in some if each["name"] in _GROUPS["Triton"] and _falls_short(each["derived"])]
         if short:
             yield cell, [*short, *(each for each in some if each["name"] == _REDUCED)]
-
-
-def _shared(ns: int, span_ns: int) -> str:
-    return f"{units.microseconds(ns, 1)} ({units.share(ns / span_ns)})" if ns else units.MISSING
 
 
 def _floor_row(cell: Mapping[str, Any], derived: Mapping[str, Any], ceiling: Mapping[str, int]) -> list[str]:
@@ -274,6 +293,7 @@ def _step_share(derived: Mapping[str, Any]) -> float:
 
 
 def _range(shares: Iterable[float]) -> str:
+    shares = list(shares)
     least, largest = (units.share(round(share, 4)) for share in (min(shares), max(shares)))
     return least if least == largest else f"{least} to {largest}"
 

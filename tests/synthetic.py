@@ -97,8 +97,24 @@ def run_pure_stages(found: Project, *, figure: bool = True) -> None:
     tables.run(found)
     readme.run(found)
     if figure:
-        figures.run(found)
+        _draw(found)
         site.run(found)
+
+
+_drawn: dict[str, dict[str, str]] = {}
+
+
+def _draw(found: Project) -> None:
+    """The figures, which take longest: drawn once in a process from the same artifacts, whichever project has them."""
+    made_from = [found.artifacts / f"{name}.json" for name in ("environment", "roofline")]
+    made_from += sorted((found.artifacts / "timing").glob("*.json"))
+    key = "".join(artifacts.sha256_file(path) for path in made_from)
+    if key not in _drawn:
+        figures.run(found)
+        paths = [*found.reports.glob("*.svg"), found.reports / "points.csv"]
+        _drawn[key] = {path.name: path.read_text(encoding="utf-8") for path in paths}
+    for name, text in _drawn[key].items():
+        artifacts.write_text(found.reports / name, text)
 
 
 def _write_frame(root: Path, runner: str, processes: int, samples: Mapping[str, int], seed: int) -> None:

@@ -72,7 +72,7 @@ def test_a_companion_is_no_baseline_however_fast() -> None:
         cost = {"read": [{"name": "x", "bytes": 4}], "write": [], "flop": 1, "unit": "float32"}
         timed = [candidate("triton", "triton", 300), *others, candidate("eager", "baseline", 600, "torch")]
         cell = {"shape": "1x1", "dtype": "float16", "cost": cost, "candidates": timed}
-        (found,) = derive_cells({"kernel": "rms_norm", "cells": [cell]}, {})
+        (found,) = derive_cells({"kernel": "rms_norm", "processes": [], "cells": [cell]}, {})
         return found
 
     found = derived(candidate("through", "companion", 100))

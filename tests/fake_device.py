@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,7 @@ class Device:
 
     def __init__(self) -> None:
         self.log: list[str] = []
-        self.exposed: set[int] = set()
+        self.exposed: Container[int] = set()
         self.clock_mhz = 1980
         self.reasons: tuple[str, ...] = ()
         self.windows = 0

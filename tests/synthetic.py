@@ -197,6 +197,7 @@ class _Maker:
         return {
             "status": "measured",
             "reason": None,
+            "device": 0,
             "protocol": {"sweep_bytes": 1 << 28, "samples": 20},
             "timer_quantum_ns": QUANTUM_NS,
             "floors": [{"name": name, "samples_ns": self.samples(ns, 20)} for name, ns in floors.items()],
@@ -346,6 +347,7 @@ def _process(index: int) -> dict[str, Any]:
 _NO_CEILINGS: dict[str, Any] = {
     "status": "not_measured",
     "reason": "no CUDA device",
+    "device": None,
     "protocol": {"sweep_bytes": 0, "samples": 0},
     "timer_quantum_ns": None,
     "floors": [],

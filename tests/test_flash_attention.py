@@ -31,6 +31,10 @@ LIMITS = {
 }
 
 
+BLOCKS = {"kernel": "blocks", "num_warps": 4, "stages": 2, "cluster_mib": 16, "precision": "ieee"}
+SPECIALISED = {"kernel": "specialised", "block": 128, "stages": 2, "cluster_mib": 16, "pairs": 0}
+
+
 @pytest.fixture(autouse=True)
 def served_by_triton() -> Iterator[None]:
     """No test here is answered by the PyTorch form unless it says so."""
@@ -501,7 +505,7 @@ def test_f56_torch_library_finds_the_op_sound(lse: bool) -> None:
 @pytest.mark.parametrize(("rows", "block"), [(16, 16), (16, 64), (64, 16), (32, 32)])
 def test_f60_every_tile_is_right_alone(rows: int, block: int, dtype: torch.dtype) -> None:
     """Whole blocks, a diagonal that cuts several, and a rest of each: output and sums are right."""
-    config = {"rows": rows, "block": block, "num_warps": 4, "stages": 2, "cluster_mib": 16}
+    config = BLOCKS | {"rows": rows, "block": block, "cluster_mib": 16}
     q, k, v = draw(40, 55, 2, 1, 24, dtype)
     with _launch.forced(config), check.poisoned():
         assert_agrees(q, k, v, causal=True)
@@ -514,7 +518,7 @@ def test_however_many_heads_lie_side_by_side_every_tile_is_computed(cluster: int
     """The order in which programs take heads and tiles changes no bit and leaves nothing out."""
     q, k, v = draw(20, 12, 5 * group, 5, 16)
     of_head = 2 * k[0, :, 0].numel() * k.element_size()
-    config = {"rows": 16, "block": 16, "num_warps": 4, "stages": 2}
+    config = BLOCKS | {"rows": 16, "block": 16}
     found = []
     for heads in (cluster, 5):
         with _launch.forced(config | {"cluster_mib": heads * of_head / 2**20}), check.poisoned():
@@ -565,6 +569,46 @@ def test_f63_what_does_not_fit_falls_back_with_the_reason(monkeypatch: pytest.Mo
     with routing.strict(False), pytest.warns(routing.FallbackWarning, match="shared memory"):
         out = flash_attention(q, k, v, causal=True)
     assert_right(out, oracle(q, k, v, mask(3, 5, True))[0], torch.float32)
+
+
+@pytest.mark.parametrize("missing", ["memory", "gluon", "alignment", "scale"])
+def test_where_specialised_warps_cannot_serve_the_portable_kernel_does(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal of the compiler, no Gluon, odd rows, and a negative scale cost speed and no fallback."""
+    from triton.runtime.errors import OutOfResources
+
+    bound: list[str] = []
+
+    def bind(kernel: Any, *args: Any, **options: Any) -> Any:
+        if options.get("tiled") and missing == "memory":
+            raise OutOfResources(300_000, 232_448, "shared memory")
+        bound.append(kernel.__name__)
+        return given(kernel, *args, **options)
+
+    given = _launch.bind
+    monkeypatch.setattr(_launch, "bind", bind)
+    monkeypatch.setattr(_launch, "architecture", lambda device: "sm_90")
+    monkeypatch.setattr(op._attention_hopper, "HAS_GLUON", missing != "gluon")
+    width = 127 if missing == "alignment" else 128
+    q, k, v = draw(33, 40, 2, 1, width, torch.float16)
+    scale = -0.1 if missing == "scale" else None
+    out = flash_attention(q, k, v, causal=True, scale=scale)
+    assert bound == ["_attention_kernel"]
+    assert_right(out, oracle(q, k, v, mask(33, 40, True), scale)[0], torch.float16)
+
+
+def test_a_mistake_in_binding_specialised_warps_is_not_covered_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what Triton itself says of a kernel that it cannot compile leads to the portable one."""
+
+    def bind(*args: Any, **options: Any) -> Any:
+        raise TypeError("planted")
+
+    monkeypatch.setattr(_launch, "bind", bind)
+    monkeypatch.setattr(_launch, "architecture", lambda device: "sm_90")
+    monkeypatch.setattr(op._attention_hopper, "HAS_GLUON", True)
+    with pytest.raises(TypeError, match="planted"):
+        flash_attention(*draw(33, 40, 2, 1, 128, torch.float16), causal=True)
 
 
 # Errors.
@@ -633,14 +677,72 @@ def test_tracked_launches_are_right_on_a_gpu(queries: int, keys: int, width: int
 
 
 @pytest.mark.gpu
-def test_f34_early_rows_of_a_long_fp32_sequence_keep_their_promise() -> None:
-    """Rows that see few of 16384 keys average no error away, and stay within 1e-5 of an element and the typical one."""
-    q, k, v = draw(16384, 16384, 1, 1, 128, torch.float32)
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("length", [1024, 4096, 16384])
+def test_f34_early_rows_of_a_long_fp32_sequence_keep_their_promise(length: int, width: int) -> None:
+    """Rows that see few of all keys average no error away, and stay within 1e-5 of an element and the typical one."""
+    q, k, v = draw(length, length, 1, 1, width, torch.float32)
     out = flash_attention(q, k, v, causal=True)
     few = 1024
     expected, _ = oracle(q[:, :few], k[:, :few], v[:, :few], mask(few, few, True))
     allowed = 1e-5 * (expected.abs() + out.double().square().mean().sqrt())
     assert ((out[:, :few].double() - expected).abs() <= allowed).all()
+
+
+def on_hopper() -> bool:
+    """Whether this GPU has the kernel whose warps are specialised."""
+    return _launch.architecture(torch.cuda.current_device()) == "sm_90"
+
+
+def kernels() -> set[str]:
+    """The kernels bound since the plans were forgotten."""
+    return {launch.kernel for launch in _launch.launches()}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("width", "block", "pairs"), [(64, 128, 0), (96, 128, 1), (128, 128, 0), (128, 64, 1), (256, 64, 0)]
+)
+@pytest.mark.parametrize(
+    ("queries", "keys", "batch"),
+    [(1, 700, 2), (128, 128, 66), (129, 300, 1), (640, 640, 33), (513, 130, 2), (257, 900, 1)],
+)
+def test_specialised_warps_compute_what_the_portable_kernel_does(
+    queries: int, keys: int, batch: int, width: int, block: int, pairs: int, dtype: torch.dtype
+) -> None:
+    """Odd and even numbers of tiles, alone and in pairs, tails, blind rows, grouped heads: within a rounding."""
+    if not on_hopper():
+        pytest.skip("the kernel is for sm_90")
+    q, k, v = draw(queries, keys, 4, 2, width, dtype, batch=batch)
+    # A view into a projection of everything, whose heads and rows stride as they come.
+    q = torch.cat((q, q), 3)[..., :width]
+    found = []
+    for config in (SPECIALISED | {"block": block, "pairs": pairs}, BLOCKS | {"rows": 64, "block": 32}):
+        for causal in (True, False):
+            with _launch.forced(config), check.poisoned():
+                found.append(flash_attention(q, k, v, causal=causal, return_lse=True))
+    for (out, lse), (other, other_lse) in zip(found[:2], found[2:], strict=True):
+        assert check.verdict(check.measure(out, other.double()), LIMITS[dtype]) == []
+        assert torch.equal(lse.isinf(), other_lse.isinf())
+        assert torch.allclose(lse, other_lse, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_what_descriptors_cannot_take_goes_to_the_portable_kernel() -> None:
+    """Odd strides, odd starts, expanded keys and negative scales are served, as right as any."""
+    if not on_hopper():
+        pytest.skip("the kernel is for sm_90")
+    q, k, v = draw(200, 200, 2, 2, 128, torch.bfloat16)
+    flash_attention(q, k, v, causal=True)
+    assert kernels() == {"_specialised_attention_kernel"}
+    odd = randn(1, 200, 2, 129, dtype=torch.bfloat16)[..., :128]
+    late = randn(1 + k.numel(), dtype=torch.bfloat16)[1:].view(k.shape)
+    for keys, scale in ((odd, None), (late, None), (k[:, :1].expand_as(k), None), (k, -0.1)):
+        _launch.forget_plans()
+        out = flash_attention(q, keys, v, causal=True, scale=scale)
+        assert kernels() == {"_attention_kernel"}
+        assert_right(out, oracle(q, keys, v, mask(200, 200, True), scale)[0], torch.bfloat16)
 
 
 @pytest.mark.gpu

@@ -105,12 +105,14 @@ def test_a_configuration_holds_what_its_kernel_takes(kernel: str, arch: str, num
         ("int4_linear", "stream"): {"kernel", "m_tiles", "n_tiles", "n_warps", "k_warps", "unroll", "programs"},
         ("int4_linear", "tile"): {"kernel", "block_m", "block_n", "num_warps", "stages", "programs"},
         ("int4_linear", "dense"): {"kernel", "block_n", "num_warps"},
-        ("flash_attention", None): {"rows", "block", "num_warps", "stages", "cluster_mib"},
+        ("flash_attention", "blocks"): {"kernel", "rows", "block", "num_warps", "stages", "cluster_mib", "precision"},
+        ("flash_attention", "specialised"): {"kernel", "block", "stages", "cluster_mib", "pairs"},
     }
     assert set(config) == names[kernel, config.get("kernel", config.get("method"))]
     sizes = [config[name] for name in POWERS if config.get(name)]
     assert all(size & (size - 1) == 0 for size in sizes)
-    warps = config["num_warps"] if "num_warps" in config else config["n_warps"] * config["k_warps"]
+    # What says nothing of warps has four by its structure.
+    warps = config.get("num_warps") or config.get("n_warps", 2) * config.get("k_warps", 2)
     assert 1 <= warps <= 32
     assert config.get("stream_stores", 0) in (0, 1)
 

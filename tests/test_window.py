@@ -112,13 +112,66 @@ def test_a_window_that_waited_for_the_host_spins_twice_as_long_next_time(device:
     assert others == [2 * first, 4 * first, 4 * first]
 
 
+class Launches:
+    """Samples whose call takes the host so long to launch that no spin of fewer cycles covers it."""
+
+    def __init__(self, device: Device, cycles: float) -> None:
+        self._device, self._cycles = device, cycles
+
+    def __contains__(self, sample: object) -> bool:
+        return self._device.spins[-1] < self._cycles
+
+
+def test_a_warm_up_without_a_late_launch_ends_with_its_time(device: Device) -> None:
+    """Three rounds of a sample behind a sweep and one without, and no more, where the time is over before them."""
+    Bench(1 << 20, 0, seed=7).warm_up([subject(device, "a")])
+    assert len(device.spins) == 6
+
+
+def test_a_warm_up_goes_on_until_every_spin_covers_its_launch(device: Device) -> None:
+    """A call of many launches, for which three rounds double the spin too seldom, begins its windows unexposed."""
+    bench, slow = Bench(1 << 20, 0, seed=7), subject(device, "a")
+    device.exposed = Launches(device, 5_000_000)
+    bench.warm_up([slow])
+    for regime in window.EVENT_REGIMES:
+        assert bench.time([slow], regime, 5)["a"].flags["launch_exposed"] == []
+
+
+def test_a_warm_up_ends_where_no_spin_can_cover_the_launch(device: Device) -> None:
+    """A call that waits for the device is always exposed; its spins end at their longest, and its rounds with them."""
+    device.exposed = Launches(device, math.inf)
+    Bench(1 << 20, 0, seed=7).warm_up([subject(device, "a")])
+    assert max(device.spins) == window._LONGEST_SPIN
+    assert len(device.spins) <= 2 * (3 + window._MORE_ROUNDS)
+
+
+def test_a_replay_that_waited_for_the_host_spins_twice_as_long_next_time(device: Device) -> None:
+    """Only the samples of a graph whose spin was too short are flagged, and only that graph's spin grows."""
+    device.l2_bytes, device.exposed = 64, {0, 3}
+    found = timed(device, "graph", 4, "a", "b")
+    assert sorted(each.flags["launch_exposed"] for each in found.values()) == [[], [0, 1]]
+    late, other = device.spins[:2]
+    assert device.spins == [late, other, other, 2 * late, 4 * late, other, other, 4 * late]
+
+
+def test_no_spin_is_doubled_beyond_the_longest(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph whose launch asked for more than that from the start keeps what it has."""
+    monkeypatch.setattr(window, "_LONGEST_SPIN", 150_000)
+    device.l2_bytes, device.exposed = 64, range(8)
+    timed(device, "cold_clean", 4, "a")
+    assert device.spins == [50_000, 100_000, 150_000, 150_000]
+    device.spins.clear()
+    timed(device, "graph", 4, "a")
+    assert min(device.spins) == max(device.spins) > 150_000
+
+
 def test_a_call_through_autograd_is_in_no_graph(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """A backward pass runs on the stream of its forward pass, so its subject is left out of the graph regime."""
     captured: list[str] = []
 
     def capture(bench: Bench, subject: window.Subject) -> Any:
         captured.append(subject.name)
-        return SimpleNamespace(replay=lambda: None), 4, 1000
+        return window._Captured(SimpleNamespace(replay=lambda: None), [*subject.sets], 1000)
 
     monkeypatch.setattr(Bench, "_capture", capture)
     plain, through = subject(device, "a"), subject(device, "b")
@@ -182,15 +235,15 @@ def test_no_two_calls_of_a_graph_share_memory(device: Device) -> None:
 def test_a_slow_subject_is_sampled_less_often_and_a_fast_one_as_often_as_asked(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four milliseconds a sample get a quarter of the samples, interleaved with the first of the others."""
+    """Four milliseconds a sample get an eighth of the samples, interleaved with the first of the others."""
     bench = Bench(1 << 20, 0, seed=7)
     subjects = [subject(device, name) for name in "ab"]
     bench.warm_up(subjects)
     monkeypatch.setitem(bench._typical_ns, "a", 4_000_000)
     device.log.clear()
-    found = bench.time(subjects, "cold_clean", 40)
-    assert {name: len(window.samples_ns) for name, window in found.items()} == {"a": 10, "b": 40}
-    assert calls(device.log, "ab")[20:] == ["b"] * 30
+    found = bench.time(subjects, "cold_clean", 80)
+    assert {name: len(window.samples_ns) for name, window in found.items()} == {"a": 10, "b": 80}
+    assert calls(device.log, "ab")[20:] == ["b"] * 70
     called = bench.time(subjects, "call", 3)
     assert {name: window.calls_per_sample for name, window in called.items()} == {"a": 2, "b": 32}
 
@@ -297,13 +350,11 @@ def test_a_card_that_meets_its_limit_in_every_block_rests_longer_each_time(
     assert device.pauses == pytest.approx([0.02, 0.04, 0.08, 0.16, *[0.25] * 4])
 
 
-@pytest.mark.parametrize(("reasons", "pause"), [((), True), (("thermal",), True), (("power_cap",), False)])
-def test_only_a_power_cap_is_rested_off_and_only_if_wanted(
-    device: Device, reasons: tuple[str, ...], pause: bool
-) -> None:
-    """Heat takes longer to leave than a cell takes, and what a capped card sustains can be what is asked for."""
+@pytest.mark.parametrize("reasons", [(), ("thermal",)])
+def test_only_a_power_cap_is_rested_off(device: Device, reasons: tuple[str, ...]) -> None:
+    """Heat takes longer to leave than a cell takes."""
     device.reasons = reasons
-    Bench(1 << 20, 1, seed=7).time([subject(device, "a")], "cold_clean", 20, pause=pause)
+    timed(device, "cold_clean", 20, "a")
     assert device.pauses == []
 
 

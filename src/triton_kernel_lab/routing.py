@@ -119,7 +119,7 @@ def triton_route(
         try:
             return build()
         except Exception as error:
-            if not _before_launch(error):
+            if not before_launch(error):
                 raise
             refusal = "launch", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     layer, reason = refusal
@@ -132,8 +132,8 @@ def triton_route(
     return fall_back
 
 
-def _before_launch(error: Exception) -> bool:
-    """Whether Triton itself says that a kernel cannot be compiled or loaded."""
+def before_launch(error: Exception) -> bool:
+    """Whether Triton itself says that a kernel cannot be compiled or loaded, so that another may serve."""
     kind = type(error)
     return kind.__module__.startswith("triton.") and kind.__name__ in _NOT_LAUNCHED
 

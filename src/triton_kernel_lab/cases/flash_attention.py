@@ -178,28 +178,53 @@ def _flashinfer() -> Baseline:
     return Baseline(call, prepare)
 
 
-def _tiles(*choices: tuple[int, int, int, int], mib: tuple[int, ...] = (16,)) -> tuple[dict[str, int | str], ...]:
+def _tiles(
+    *choices: tuple[int, int, int, int], mib: tuple[int, ...] = (16,), precision: str = "ieee"
+) -> tuple[dict[str, int | str], ...]:
     """Queries and keys of a tile, warps, loads in flight; MiB of keys and values that are worked on side by side."""
     return tuple(
-        {"rows": rows, "block": block, "num_warps": warps, "stages": stages, "cluster_mib": size}
+        {
+            "kernel": "blocks",
+            "rows": rows,
+            "block": block,
+            "num_warps": warps,
+            "stages": stages,
+            "cluster_mib": size,
+            "precision": precision,
+        }
         for rows, block, warps, stages in choices
         for size in mib
     )
 
 
+def _specialised(*choices: tuple[int, int, int]) -> tuple[dict[str, int | str], ...]:
+    """Keys of a tile, tiles in flight, and whether a program may take two tiles of queries; for sm_90 alone."""
+    return tuple(
+        {"kernel": "specialised", "block": block, "stages": stages, "cluster_mib": 16, "pairs": pairs}
+        for block, stages, pairs in choices
+    )
+
+
 # Queries stand under rows; features of a head, padded to a power of two, under columns.
-_WIDE = _tiles((64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 3), (128, 128, 8, 2), mib=(16, 32, 4096))
+_SMALL = _tiles((64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 3), mib=(16, 4096))
+_SPECIALISED = (*_SMALL, *_specialised((128, 2, 0), (128, 2, 1), (64, 4, 1)))
+_LONG = (1, 4096, 4096, 16, 16, 64)
 BUCKETS = (
-    Bucket(2, 4096, 128, (2, 4096, 4096, 32, 32, 128), _WIDE),
-    Bucket(2, None, 128, (1, 16384, 16384, 32, 32, 128), _WIDE),
+    Bucket(2, None, 64, (4, 2048, 2048, 32, 32, 64), (*_SMALL, *_specialised((128, 2, 0), (128, 3, 0)))),
+    Bucket(2, 4096, 128, (2, 4096, 4096, 32, 32, 128), _SPECIALISED),
+    Bucket(2, None, 128, (1, 16384, 16384, 32, 32, 128), _SPECIALISED),
     Bucket(
         2,
         None,
         None,
         (4, 1024, 1024, 16, 16, 256),
-        _tiles((64, 32, 4, 2), (64, 64, 4, 2), (128, 64, 8, 2), (128, 32, 8, 2)),
+        (*_tiles((64, 32, 4, 2), (64, 64, 4, 2), (128, 64, 8, 2), (128, 32, 8, 2)), *_specialised((64, 2, 0))),
     ),
-    Bucket(4, None, 64, (1, 1024, 1024, 16, 16, 64), _tiles((64, 32, 8, 2), (32, 32, 4, 2), (64, 64, 8, 2))),
+    Bucket(4, 4096, 64, _LONG, _tiles((128, 64, 8, 2), (64, 64, 4, 2), (128, 32, 8, 2), precision="tf32x3")),
+    Bucket(
+        4, 4096, 128, (*_LONG[:5], 128), _tiles((64, 32, 4, 2), (128, 32, 8, 2), (64, 64, 8, 2), precision="tf32x3")
+    ),
+    Bucket(4, None, 64, _LONG, _tiles((64, 32, 8, 2), (32, 32, 4, 2), (64, 64, 8, 2))),
     Bucket(4, None, None, (1, 1024, 1024, 16, 16, 256), _tiles((32, 16, 8, 2), (32, 32, 8, 2), (32, 16, 4, 2))),
 )
 

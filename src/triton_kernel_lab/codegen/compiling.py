@@ -22,6 +22,7 @@ from triton_kernel_lab.codegen import sass
 from triton_kernel_lab.codegen.binaries import read_all
 from triton_kernel_lab.codegen.launches import Launch
 from triton_kernel_lab.codegen.occupancy import WARP, occupancy
+from triton_kernel_lab.ops import _launch
 
 __all__ = ["compile_launch", "describe", "reason"]
 
@@ -49,11 +50,10 @@ def compile_launch(launch: Launch, target: str) -> Any:
     Triton's driver is another one after this: a process of its own calls it.
     """
     triton.runtime.driver.set_active(_StandIn(target))
+    arguments = _launch.arguments(launch.tensors, launch.tiled)
     # A failing ptxas makes Triton print the whole of the PTX.
     with contextlib.redirect_stdout(io.StringIO()):
-        return launch.kernel.warmup(
-            *launch.tensors, *launch.scalars, **launch.constants, **launch.options, grid=launch.grid
-        )
+        return launch.kernel.warmup(*arguments, *launch.scalars, **launch.constants, **launch.options, grid=launch.grid)
 
 
 def reason(error: Exception) -> str:

@@ -45,13 +45,15 @@ class Call:
 class Launch:
     """A kernel with all that decides how it is compiled, and how much one launch does.
 
-    ``elements`` counts the operator's results; ``options`` holds ``num_warps``
-    and whatever else the operator gives the compiler.
+    ``tiled`` tells how the first tensors are described, if they are; ``elements``
+    counts the operator's results; ``options`` holds ``num_warps`` and whatever
+    else the operator gives the compiler.
     """
 
     kernel: Any
     grid: tuple[int, ...]
     tensors: Tensors
+    tiled: tuple[_launch.Tiled, ...]
     scalars: tuple[int | float, ...]
     constants: Mapping[str, Any]
     options: Mapping[str, Any]
@@ -136,10 +138,12 @@ def _instead_of_a_device(target: str) -> Iterator[list[dict[str, Any]]]:
         constants: Mapping[str, Any],
         *,
         config: Mapping[str, Any],
+        tiled: Sequence[_launch.Tiled] = (),
         **options: Any,
     ) -> Callable[..., None]:
         launch = {"kernel": kernel, "grid": tuple(grid), "tensors": tuple(tensors), "scalars": tuple(scalars)}
-        bound.append(launch | {"constants": dict(constants), "options": options, "config": dict(config)})
+        launch |= {"tiled": tuple(tiled), "constants": dict(constants)}
+        bound.append(launch | {"options": options, "config": dict(config)})
         return lambda *tensors: None
 
     plans = _launch.snapshot()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from triton_kernel_lab import __version__, artifacts, revisions
-from triton_kernel_lab.lab import sweep
+from triton_kernel_lab.lab import nvml, sweep
 from triton_kernel_lab.lab.window import Bench, Subject, Window
 from triton_kernel_lab.project import Project
 from triton_kernel_lab.sources import stage_digest
@@ -22,7 +22,12 @@ LADDER_BYTES = tuple(1 << power for power in range(18, 31))
 DIRTY_BYTES = (16 << 20, 512 << 20)
 MATMUL = (("float32", 4096), ("tf32", 8192), ("float16", 8192), ("bfloat16", 8192))
 _WARMUP_MS = 300
-_MATMUL_SAMPLES = 20
+# Longer than 0.5 ms each on an H200, so that a part of them is taken: a sixth at 3 ms.
+_MATMUL_SAMPLES = 120
+
+
+def _device(bench: Bench) -> torch.device:
+    return torch.device("cuda", bench.device)
 
 
 def _subject(name: str, call: Callable[..., object], *tensors: torch.Tensor) -> Subject:
@@ -49,7 +54,7 @@ def _unflagged(window: Window) -> list[int]:
 
 def _ladder(bench: Bench, size: int, samples: int) -> list[dict[str, Any]]:
     """Copy, read and write of ``size`` bytes of traffic; of two copies the faster counts."""
-    device = torch.device("cuda", bench.device)
+    device = _device(bench)
     x = torch.ones(size // 4, dtype=torch.int32, device=device)
     half, target = x[: size // 8], torch.empty(size // 8, dtype=torch.int32, device=device)
     out = torch.zeros(1, dtype=torch.int32, device=device)
@@ -67,7 +72,7 @@ def _ladder(bench: Bench, size: int, samples: int) -> list[dict[str, Any]]:
 
 
 def _matmul(bench: Bench, dtype: str, size: int) -> dict[str, Any]:
-    device = torch.device("cuda", bench.device)
+    device = _device(bench)
     torch_dtype = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
     generator = torch.Generator(device).manual_seed(size)
     # Random, because zeros draw less power and run faster.
@@ -77,15 +82,15 @@ def _matmul(bench: Bench, dtype: str, size: int) -> dict[str, Any]:
     try:
         subject = _subject("matmul", torch.mm, a, b)
         bench.warm_up([subject])
-        # Samples of a power-capped card count: that is the rate it sustains.
-        samples = bench.time([subject], "cold_clean", _MATMUL_SAMPLES, pause=False)["matmul"].samples_ns
+        # With rests and without flagged samples, as cells are: a rested card passes what one at its power limit does.
+        samples = _times(bench, [subject], "cold_clean", _MATMUL_SAMPLES)["matmul"]
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     return {"dtype": dtype, "m": size, "n": size, "k": size, "flop": 2 * size**3, "samples_ns": samples}
 
 
 def _floors(bench: Bench, samples: int) -> list[dict[str, Any]]:
-    x = torch.zeros(1, dtype=torch.int32, device=torch.device("cuda", bench.device))
+    x = torch.zeros(1, dtype=torch.int32, device=_device(bench))
     null = [_subject("null", sweep.null, x)]
     empty = [_subject("empty", lambda a: (), x)]
     bench.warm_up(null)
@@ -99,7 +104,7 @@ def _floors(bench: Bench, samples: int) -> list[dict[str, Any]]:
 
 def _dirty_flush(bench: Bench, size: int, samples: int) -> dict[str, Any]:
     """What a copy of ``size`` bytes of traffic costs with clean, dirty and warm caches."""
-    device = torch.device("cuda", bench.device)
+    device = _device(bench)
     a, b = (torch.ones(size // 8, dtype=torch.int32, device=device) for _ in range(2))
     subjects = [_subject("copy", lambda a, b: b.copy_(a), a, b)]
     bench.warm_up(subjects)
@@ -135,6 +140,7 @@ def _measure(project: Project, progress: Callable[[str], None]) -> dict[str, Any
     return {
         "status": "measured",
         "reason": None,
+        "device": nvml.number(bench.device),
         "protocol": {"sweep_bytes": params.sweep_bytes, "samples": samples},
         # Event times are multiples of the timer's tick.
         "timer_quantum_ns": max(math.gcd(*raw), 1),
@@ -152,6 +158,7 @@ def run(project: Project, progress: Callable[[str], None] = lambda line: None) -
         body: dict[str, Any] = {
             "status": "not_measured",
             "reason": "no CUDA device",
+            "device": None,
             "protocol": {"sweep_bytes": 0, "samples": 0},
             "timer_quantum_ns": None,
             "floors": [],

@@ -34,9 +34,9 @@ _CLONE_BYTES = 2 << 30
 _ALIGNMENT = 512
 # A sample that takes longer than this is taken less often: a slow baseline would set the pace, and a large product
 # would take the card to its power limit.
-_SLOW_NS = 1_000_000
-# A graph of small calls is long whoever wrote them: a dozen such samples are a quarter of a second.
-_SLOW_GRAPH_NS = 20_000_000
+_SLOW_NS = 500_000
+# A graph of small calls is long whoever wrote them: ten such samples are a tenth of a second.
+_SLOW_GRAPH_NS = 10_000_000
 _FEWEST = 5
 # What the calls of one sample of the host may keep the device busy with.
 _CALLS_NS = 10_000_000
@@ -44,6 +44,8 @@ _LOW_CLOCK = 0.9
 # Clock cycles, some 25 and 75 us: with a sweep behind it, and without one, longer than most calls take to enqueue.
 _SWEPT_SPIN, _SHORTEST_SPIN = 50_000, 150_000
 _LONGEST_SPIN = 1 << 26
+# Eleven doublings take the shortest spin of an event regime to the longest, and a last round finds nothing exposed.
+_MORE_ROUNDS = 12
 # Seconds. The total bounds what a card that never gets below its power limit can cost a window.
 _SHORTEST_PAUSE, _FIRST_PAUSE, _LONGEST_PAUSE, _PAUSE_TOTAL = 0.001, 0.02, 0.25, 3.0
 # Pauses wear off over some fifteen blocks: a card that went on without any would soon be back at its limit.
@@ -72,6 +74,34 @@ class Window:
     flags: dict[str, list[int]] = field(
         default_factory=lambda: {"launch_exposed": [], "clock_low": [], "power_cap": [], "thermal": []}
     )
+
+
+@dataclass
+class _Captured:
+    """A graph of one call for each set of ``inputs``, which must outlive it: it knows only their addresses."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Sequence[torch.Tensor]]
+    spin_cycles: int
+
+    def replay(self) -> tuple[int, bool]:
+        """Replay it behind its spin: nanoseconds, and whether the device waited for the host."""
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(self.spin_cycles)
+        start.record()
+        self.graph.replay()
+        end.record()
+        exposed = start.query()
+        if exposed:
+            self.spin_cycles = _longer(self.spin_cycles)
+        # The launch of a second graph of many nodes waits for the first one's end.
+        torch.cuda.synchronize()
+        return _elapsed_ns(start, end), exposed
+
+
+def _longer(spin_cycles: int) -> int:
+    """Twice the spin, within the limit; one that is beyond it already, as the launch of a large graph needs, stays."""
+    return max(spin_cycles, min(2 * spin_cycles, _LONGEST_SPIN))
 
 
 def _poison(outputs: Any) -> None:
@@ -139,13 +169,24 @@ class Bench:
         """Run the real loop until lazy work is done, the clock has settled and every spin is long enough."""
         self._spins = {}
         end = perf_counter_ns() + self._warmup_ns
-        rounds = 0
+        rounds, grew = 0, True
         while rounds < 3 or perf_counter_ns() < end:
-            for subject in subjects:
-                # Warm as well, whose spin has no sweep behind it.
-                self._typical_ns[subject.name], _ = self._sample(subject, "cold_clean", rounds)
-                self._sample(subject, "warm", rounds)
+            grew = self._warm_up_round(subjects, rounds)
             rounds += 1
+        # The time may hold no more than three rounds of slow calls, and many launches need a spin doubled more often.
+        for extra in range(_MORE_ROUNDS):
+            if not grew:
+                break
+            grew = self._warm_up_round(subjects, rounds + extra)
+
+    def _warm_up_round(self, subjects: Sequence[Subject], block: int) -> bool:
+        """A sample of each subject; whether a spin had to grow, which the longest one cannot."""
+        before = dict(self._spins)
+        for subject in subjects:
+            # Warm as well, whose spin has no sweep behind it.
+            self._typical_ns[subject.name], _ = self._sample(subject, "cold_clean", block)
+            self._sample(subject, "warm", block)
+        return self._spins != before
 
     def settle(self, subjects: Sequence[Subject]) -> None:
         """Call every subject and wait: what a call takes from the allocator is taken here, not in a window.
@@ -157,34 +198,34 @@ class Bench:
                 subject.call(*subject.sets[0])
         torch.cuda.synchronize()
 
-    def time(self, subjects: Sequence[Subject], regime: str, samples: int, pause: bool = True) -> dict[str, Window]:
+    def time(self, subjects: Sequence[Subject], regime: str, samples: int) -> dict[str, Window]:
         """Samples of every subject, interleaved; the order is drawn, and reverses from block to block.
 
-        A subject whose sample takes longer than 1 ms, or 20 ms of a graph, gets fewer of them, in the first blocks.
-        Unless ``pause`` is off, a card at its power limit gets up to 3 s of rest between blocks.
+        A subject whose sample takes longer than 0.5 ms, or 10 ms of a graph, gets fewer of them, in the first blocks.
+        A card at its power limit gets up to 3 s of rest between blocks.
         """
         self.settle(subjects)
         if regime == "graph":
-            return self._time_graphs(subjects, samples, pause)
+            return self._time_graphs(subjects, samples)
         if regime == "call":
-            return self._time_calls(subjects, samples, pause)
+            return self._time_calls(subjects, samples)
         named = {subject.name: subject for subject in subjects}
         windows = {name: Window(1) for name in named}
         counts = {name: self._worth(name, samples) for name in named}
-        for block, order in self._blocks(named, samples, pause):
+        for block, order in self._blocks(named, samples):
             timed = {}
             for name in (each for each in order if block < counts[each]):
                 timed[name] = self._sample(named[name], regime, block)
             self._close(windows, timed)
         return windows
 
-    def _blocks(self, names: Iterable[str], samples: int, pause: bool) -> Iterator[tuple[int, list[str]]]:
+    def _blocks(self, names: Iterable[str], samples: int) -> Iterator[tuple[int, list[str]]]:
         """Each block and its order of subjects; whoever takes the next one has closed it."""
         order = list(names)
         self._order.shuffle(order)
-        rest, busy, left = 0.0, 0.0, _PAUSE_TOTAL if pause else 0.0
+        rest, busy, left = 0.0, 0.0, _PAUSE_TOTAL
         # The warm-up or the window before may have brought the card to its limit.
-        capped = pause and _capped(nvml.read(self.device))
+        capped = _capped(nvml.read(self.device))
         for block in range(samples):
             # At least as long as the block: a card that rests half of the time draws well below its limit.
             rest = min(max(2 * rest, _FIRST_PAUSE, busy), _LONGEST_PAUSE) if capped else _WEAR * rest
@@ -229,7 +270,7 @@ class Bench:
         # A start that the device has already passed means that it waited for the host.
         exposed = start.query()
         if exposed:
-            self._spins[subject.name, warm] = min(2 * spin, _LONGEST_SPIN)
+            self._spins[subject.name, warm] = _longer(spin)
         # Poisoned and freed here, the memory is what the next call is given.
         _poison(outputs)
         # Before the next one is enqueued: behind a long queue the device waits, inside the window,
@@ -255,30 +296,19 @@ class Bench:
                 if on:
                     window.flags[flag].append(index)
 
-    def _time_graphs(self, subjects: Sequence[Subject], samples: int, pause: bool) -> dict[str, Window]:
+    def _time_graphs(self, subjects: Sequence[Subject], samples: int) -> dict[str, Window]:
         # A backward pass runs on the stream of its forward pass, which a capture on another stream forbids.
         captured = [subject for subject in subjects if not any(x.grad_fn for each in subject.sets for x in each)]
         graphs = {subject.name: self._capture(subject) for subject in captured}
-        windows = {name: Window(calls) for name, (_, calls, _) in graphs.items()}
-        counts = {name: self._worth(name, samples, calls, _SLOW_GRAPH_NS) for name, (_, calls, _) in graphs.items()}
-        for block, order in self._blocks(graphs, samples, pause):
-            timed = {}
-            for name in (each for each in order if block < counts[each]):
-                graph, _, spin_cycles = graphs[name]
-                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                torch.cuda._sleep(spin_cycles)
-                start.record()
-                graph.replay()
-                end.record()
-                late = start.query()
-                # The launch of a second graph of many nodes waits for the first one's end.
-                torch.cuda.synchronize()
-                timed[name] = (_elapsed_ns(start, end), late)
-            self._close(windows, timed)
+        calls = {name: len(each.inputs) for name, each in graphs.items()}
+        windows = {name: Window(count) for name, count in calls.items()}
+        counts = {name: self._worth(name, samples, count, _SLOW_GRAPH_NS) for name, count in calls.items()}
+        for block, order in self._blocks(graphs, samples):
+            self._close(windows, {name: graphs[name].replay() for name in order if block < counts[name]})
         return windows
 
-    def _capture(self, subject: Subject) -> tuple[torch.cuda.CUDAGraph, int, int]:
-        """A graph of calls that together read twice the L2, how many they are, and the spin of a replay."""
+    def _capture(self, subject: Subject) -> _Captured:
+        """A graph of calls that together read twice the L2."""
         rotated = _rotated(subject.sets, _graph_calls(subject, self._l2_bytes))
         turn = len(subject.sets)
         for inputs in rotated[turn : 2 * turn]:
@@ -297,17 +327,15 @@ class Bench:
         # The device must still spin when the host is done with the launch, which for many nodes takes long.
         spin_cycles = 200_000 + 4 * (perf_counter_ns() - started)
         torch.cuda.synchronize()
-        # The clones must outlive the graph, which knows only their addresses.
-        graph.inputs = rotated
-        return graph, len(rotated), spin_cycles
+        return _Captured(graph, rotated, spin_cycles)
 
-    def _time_calls(self, subjects: Sequence[Subject], samples: int, pause: bool) -> dict[str, Window]:
+    def _time_calls(self, subjects: Sequence[Subject], samples: int) -> dict[str, Window]:
         named = {subject.name: subject for subject in subjects}
         calls = {name: max(min(_CALLS, _CALLS_NS // max(self._typical_ns.get(name, 0), 1)), 1) for name in named}
         windows = {name: Window(count) for name, count in calls.items()}
         counts = {name: self._worth(name, samples, count, _CALLS_NS) for name, count in calls.items()}
         spins = dict.fromkeys(calls, _CALLS_SPIN)
-        for block, order in self._blocks(named, samples, pause):
+        for block, order in self._blocks(named, samples):
             timed = {}
             for name in (each for each in order if block < counts[each]):
                 torch.cuda.synchronize()

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,7 +28,9 @@ __all__ = [
     "PLAIN_TYPES",
     "Launch",
     "PlanCache",
+    "Tiled",
     "architecture",
+    "arguments",
     "bind",
     "choose",
     "forced",
@@ -73,6 +75,25 @@ class Launch:
     spills: int
     shared_bytes: int
     cubin_sha256: str
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """How a kernel sees a tensor through a tensor memory descriptor: shape, strides, and the tile of one copy."""
+
+    shape: Sequence[int]
+    strides: Sequence[int]
+    tile: Sequence[int]
+    layout: Any
+
+
+class _Described(NamedTuple):
+    """What Triton's launcher reads of a descriptor, without the checks that its own class repeats at each call."""
+
+    base: torch.Tensor
+    shape: Sequence[int]
+    strides: Sequence[int]
+    padding: str = "zero"
 
 
 def launches() -> list[Launch]:
@@ -164,6 +185,19 @@ def choose(kernel: str | Path, arch: str, *, itemsize: int, rows: int, columns: 
     raise LookupError(f"launch table {kernel}: no entry for {arch} with {itemsize} bytes, {rows} x {columns}.")
 
 
+def arguments(tensors: Sequence[torch.Tensor], tiled: Sequence[Tiled]) -> tuple[Any, ...]:
+    """What a kernel is compiled for: descriptors of the first tensors, one for each of ``tiled``, and the others."""
+    if not tiled:
+        return tuple(tensors)
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    described = [
+        TensorDescriptor(x, list(each.shape), list(each.strides), list(each.tile), each.layout)
+        for x, each in zip(tensors, tiled, strict=False)
+    ]
+    return (*described, *tensors[len(tiled) :])
+
+
 def bind(
     kernel: Any,
     grid: Sequence[int],
@@ -175,6 +209,7 @@ def bind(
     num_warps: int,
     num_stages: int | None = None,
     maxnreg: int | None = None,
+    tiled: Sequence[Tiled] = (),
 ) -> Callable[..., None]:
     """Compile ``kernel`` for a signature and return its launcher.
 
@@ -190,6 +225,8 @@ def bind(
         num_warps: warps a program.
         num_stages: loads of a loop in flight; None leaves it to Triton.
         maxnreg: registers a thread at most; None for no limit.
+        tiled: how the first tensors are described, where the kernel takes
+            descriptors instead of pointers.
 
     Returns:
         A function that takes the tensors and launches on the current stream, in any thread.
@@ -211,7 +248,7 @@ def bind(
                 " to compile and load a kernel; warm up first: call the operator once with these shapes, strides and"
                 " dtypes, best with these very tensors, before capturing."
             )
-        compiled = kernel.warmup(*tensors, *scalars, **constants, grid=tuple(grid), **given)
+        compiled = kernel.warmup(*arguments(tensors, tiled), *scalars, **constants, grid=tuple(grid), **given)
         # Loads the binary and makes the launcher, on this device.
         _ = compiled.run
     _launches.append(_describe(kernel, compiled, config))
@@ -228,7 +265,12 @@ def bind(
         with torch.cuda.device(device):
             start(x, y, z, stream(device), *fixed, *map(data_ptr, tensors), *tail)
 
-    return launch
+    def launch_described(*tensors: torch.Tensor) -> None:
+        described = [_Described(x, each.shape, each.strides) for x, each in zip(tensors, tiled, strict=False)]
+        with contextlib.nullcontext() if current_device() == device else torch.cuda.device(device):
+            start(x, y, z, stream(device), *fixed, *described, *map(data_ptr, tensors[len(tiled) :]), *tail)
+
+    return launch_described if tiled else launch
 
 
 def _entry(compiled: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:

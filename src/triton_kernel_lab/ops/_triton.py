@@ -1,8 +1,8 @@
-"""Triton, or a stand-in that lets the operators import without it."""
+"""Triton and its Gluon, or stand-ins that let the operators import without them."""
 
 from typing import Any
 
-__all__ = ["HAS_TRITON", "INTERPRET", "tl", "triton"]
+__all__ = ["HAS_GLUON", "HAS_TRITON", "INTERPRET", "gl", "gluon", "hopper", "tl", "triton"]
 
 
 class _Missing:
@@ -24,3 +24,13 @@ try:
 except ImportError:
     triton = tl = _Missing()
     HAS_TRITON = INTERPRET = False
+
+try:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia import hopper
+
+    HAS_GLUON = True
+except ImportError:
+    gluon = gl = hopper = _Missing()
+    HAS_GLUON = False

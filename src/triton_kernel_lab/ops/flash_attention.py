@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 import torch
 
 from triton_kernel_lab import routing
-from triton_kernel_lab.ops import _checks, _launch
+from triton_kernel_lab.ops import _attention_hopper, _checks, _launch
 from triton_kernel_lab.ops._attention_backward import attend, gradients
 from triton_kernel_lab.ops._fp32 import dot_add, rounded
 from triton_kernel_lab.ops._triton import tl, triton
@@ -53,20 +53,20 @@ def _rows_at(ptr, offsets, columns, d, Lk, D: tl.constexpr, DPAD: tl.constexpr, 
 
 
 @triton.jit
-def _products(q, k):
+def _products(q, k, PRECISION: tl.constexpr):
     """q k^T in fp32 [ROWS, BLOCK].
 
-    In fp32 rows of products are summed by themselves and then added: the error of a score, which the
+    In IEEE fp32 rows of products are summed by themselves and then added: the error of a score, which the
     exponential makes one of a weight, grows with the length of a row. Rows that see few keys average
     none of it away.
     """
-    if q.dtype == tl.float32 and q.shape[1] > _CHAIN:
+    if q.dtype == tl.float32 and PRECISION == "ieee" and q.shape[1] > _CHAIN:
         CHAINS: tl.constexpr = q.shape[1] // _CHAIN
         q = tl.permute(tl.reshape(q, (q.shape[0], CHAINS, _CHAIN)), (1, 0, 2))
         k = tl.permute(tl.reshape(k, (k.shape[0], CHAINS, _CHAIN)), (1, 2, 0))
         s = tl.sum(tl.dot(q, k, input_precision="ieee"), 0)
     else:
-        s = tl.dot(q, tl.trans(k), input_precision="ieee")
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     return s
 
 
@@ -93,6 +93,7 @@ def _attend(
     BLOCK: tl.constexpr,
     CAUSAL: tl.constexpr,
     SIGN: tl.constexpr,
+    PRECISION: tl.constexpr,
     TAIL: tl.constexpr,
 ):
     """Add one block of keys and values to the weighted values acc.
@@ -101,7 +102,7 @@ def _attend(
     """
     columns = start + tl.arange(0, BLOCK)
     k = _rows_at(k_ptr, k_offsets, columns, d, Lk, D, DPAD, TAIL)
-    s = _products(q, k)
+    s = _products(q, k, PRECISION)
     if SIGN != 1:
         s *= SIGN
     if TAIL:
@@ -114,13 +115,15 @@ def _attend(
     # could overflow the exponential, and only equal scores share weight: a power of two, which rounds
     # nothing, then stands for the scale. It is the larger of the two, so the scaled maximum only grows.
     by = tl.where(tl.abs(highest) * scale >= 268435456.0, even_scale, scale)
-    # Rounded, or where the maximum stays the fade would not be one but a rounding error from it, each time.
-    m_new = rounded(highest * by)
+    m_new = highest * by
+    if q.dtype == tl.float32:
+        # Or where the maximum stays the fade would not be one but a rounding error from it, each time.
+        m_new = rounded(m_new)
     p = tl.exp2(s * by[:, None] - m_new[:, None])
     fade = tl.exp2(m - m_new)
     total = total * fade + tl.sum(p, 1)
     v = _rows_at(v_ptr, v_offsets, columns, d, Lk, D, DPAD, TAIL)
-    acc = dot_add(p.to(v.dtype), v, acc * fade[:, None], "ieee")
+    acc = dot_add(p.to(v.dtype), v, acc * fade[:, None], PRECISION)
     return acc, highest, m_new, total
 
 
@@ -156,6 +159,7 @@ def _attention_kernel(
     STAGES: tl.constexpr,
     CAUSAL: tl.constexpr,
     SIGN: tl.constexpr,
+    PRECISION: tl.constexpr,
     HAS_LSE: tl.constexpr,
 ):
     """ROWS queries of one head a program; strides of rows are constants, which saves the registers of pointers."""
@@ -192,14 +196,14 @@ def _attention_kernel(
     for at in tl.range(0, whole, BLOCK, num_stages=STAGES):
         acc, highest, m, total = _attend(
             *(acc, highest, m, total, q, k_ptr, v_ptr, k_offsets, v_offsets, at, row, d, Lk, shift, scale, even_scale),
-            *(D, DPAD, BLOCK, CAUSAL, SIGN, False),
+            *(D, DPAD, BLOCK, CAUSAL, SIGN, PRECISION, False),
         )
         k_ptr += BLOCK * K_ROW
         v_ptr += BLOCK * V_ROW
     for at in tl.range(whole, end, BLOCK, num_stages=STAGES):
         acc, highest, m, total = _attend(
             *(acc, highest, m, total, q, k_ptr, v_ptr, k_offsets, v_offsets, at, row, d, Lk, shift, scale, even_scale),
-            *(D, DPAD, BLOCK, CAUSAL, SIGN, True),
+            *(D, DPAD, BLOCK, CAUSAL, SIGN, PRECISION, True),
         )
         k_ptr += BLOCK * K_ROW
         v_ptr += BLOCK * V_ROW
@@ -281,15 +285,14 @@ def _plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale
         return lambda q, k, v: (q.new_zeros(q.shape), _sums(q, lse).fill_(float("-inf")))
     if not all(x.shape[3] == 1 or x.stride(3) == 1 for x in (q, k, v)):
         return lambda q, k, v: _forward(_unit_stride(q), _unit_stride(k), _unit_stride(v), causal, scale, lse)
-    config = _launch.choose(
-        NAME,
-        _launch.architecture(q.get_device()),
-        itemsize=q.element_size(),
-        rows=q.shape[1],
-        columns=_padded(q),
-    )
     out = q.new_empty(q.shape)
-    launch = _bind((q, k, v, out, _sums(q, True) if lse else out), config, causal, scale, lse)
+    tensors = (q, k, v, out, _sums(q, True) if lse else out)
+    launch: Any = None
+    # What the kernel of an architecture does not take goes to the portable one, as older architectures run it.
+    for arch in (_launch.architecture(q.get_device()), "sm_80"):
+        if launch is None:
+            sizes = {"itemsize": q.element_size(), "rows": q.shape[1], "columns": _padded(q)}
+            launch = _bind(tensors, _launch.choose(NAME, arch, **sizes), causal, scale, lse)
     # Not is_contiguous(): it overlooks the stride of a dimension of size one, and empty_like keeps it.
     alike = q.stride() == out.stride()
     nothing = _sums(q, False)
@@ -305,16 +308,21 @@ def _plan(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale
 
 
 def _bind(tensors: tuple[torch.Tensor, ...], config: Any, causal: bool, scale: float, lse: bool) -> Any:
-    """The launcher for q, k, v, the output and the LSE."""
+    """The launcher for q, k, v, the output and the LSE; None where a kernel does not take them."""
     q, k, v = tensors[:3]
     batch, queries, heads, width = q.shape
-    group, tiles = heads // k.shape[2], math.ceil(queries / config["rows"])
+    group = heads // k.shape[2]
     # As many heads side by side as leave their keys and values in the L2.
     of_head = 2 * k.shape[1] * width * k.element_size()
     cluster = min(max(int(config["cluster_mib"] * 2**20) // of_head, 1) * group, batch * heads)
     # A negative scale turns the order of the scores round; none makes them equal.
     sign = (scale > 0) - (scale < 0)
     positive = abs(scale) * math.log2(math.e) if sign else 1.0
+    even = 2.0 ** math.ceil(math.log2(positive))
+    if config["kernel"] == "specialised":
+        given = {"cluster": cluster, "padded": _padded(q), "scale": positive, "even_scale": even}
+        return _attention_hopper.bind(tensors, config, **given, causal=causal, lse=lse) if sign > 0 else None
+    tiles = math.ceil(queries / config["rows"])
     return _launch.bind(
         _attention_kernel,
         (batch * heads * tiles,),
@@ -322,7 +330,7 @@ def _bind(tensors: tuple[torch.Tensor, ...], config: Any, causal: bool, scale: f
         (
             *(queries, k.shape[1], heads, batch * heads, tiles, cluster),
             *(_stride(x, dim) for x in (q, k, v) for dim in (0, 2)),
-            *(positive, 2.0 ** math.ceil(math.log2(positive))),
+            *(positive, even),
         ),
         {
             "Q_ROW": _stride(q, 1),
@@ -336,6 +344,7 @@ def _bind(tensors: tuple[torch.Tensor, ...], config: Any, causal: bool, scale: f
             "STAGES": config["stages"],
             "CAUSAL": causal,
             "SIGN": sign,
+            "PRECISION": config["precision"],
             "HAS_LSE": lse,
         },
         config=config,

@@ -201,7 +201,7 @@ def _plan(
             "HAS_NORM": norms is not None,
         },
         config=_CONFIG,
-        **_CONFIG,
+        num_warps=_CONFIG["num_warps"],
     )
 
     def run(

@@ -22,7 +22,7 @@ from triton_kernel_lab.analysis import crosscheck as figures
 from triton_kernel_lab.analysis import verify
 from triton_kernel_lab.artifacts import Artifact
 from triton_kernel_lab.crosscheck import CrosscheckError
-from triton_kernel_lab.lab import nvbenched
+from triton_kernel_lab.lab import nvbenched, nvml
 from triton_kernel_lab.project import Project, find_project
 from triton_kernel_lab.report import crosscheck as report
 from triton_kernel_lab.sources import stage_digest
@@ -88,6 +88,8 @@ class Nvbench(types.ModuleType):
         self.registered: dict[str, Callable[[Any], None]] = {}
         self.argv: list[str] = []
         self.calls = 0
+        self.log: list[Any] = []
+        self.timer = types.SimpleNamespace(start=lambda: self.log.append("start"), stop=lambda: self.log.append("stop"))
 
     def register(self, benchmark: Callable[[Any], None]) -> Any:
         def set_name(name: str) -> None:
@@ -101,9 +103,9 @@ class Nvbench(types.ModuleType):
             benchmark(self._state())
 
     def _state(self) -> Any:
-        def execute(launch: Callable[[Any], None], batched: bool) -> None:
+        def execute(launch: Callable[..., None], batched: bool, timer: bool = False) -> None:
             assert batched is False
-            launch(None)
+            launch(None, *([self.timer] if timer else []))
             self.calls += 1
 
         stream = types.SimpleNamespace(addressof=lambda: 4096)
@@ -146,9 +148,23 @@ def test_nvbench_runs_every_cell_on_its_own_stream(nvbench: Nvbench) -> None:
         {"kernel": "rms_norm", "dims": [3, 63], "dtype": "float16"},
         {"kernel": "swiglu", "dims": [3, 63], "dtype": "float32"},
     ]
-    assert nvbenched.theirs(cells, 60, seed=7) == [[5150, 4990], [5150, 4990]]
+    assert nvbenched.theirs(cells, 60, seed=7, long=[False, False]) == [[5150, 4990], [5150, 4990]]
     assert nvbench.calls == 2
+    assert nvbench.log == []
     assert nvbench.argv[1:5] == ["--stopping-criterion", "sample-count", "--target-samples", "60"]
+
+
+@pytest.mark.parametrize(("capped", "rests"), [(0, []), (2, [0.02, 0.04]), (99, [0.02, 0.04, 0.08, 0.16])])
+def test_nvbench_rests_where_our_windows_would(
+    capped: int, rests: list[float], nvbench: Nvbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a long call, outside its timer, and until the driver names no limit or half a second is over."""
+    readings = iter([("power_cap",)] * capped + [()] * 9)
+    monkeypatch.setattr(nvml, "read", lambda index: types.SimpleNamespace(reasons=next(readings)))
+    monkeypatch.setattr(nvbenched, "sleep", nvbench.log.append)
+    cell = {"kernel": "rms_norm", "dims": [3, 63], "dtype": "float16"}
+    nvbenched.theirs([cell], 60, seed=7, long=[True])
+    assert nvbench.log == [*rests, "start", "stop"]
 
 
 def test_without_nvbench_the_process_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

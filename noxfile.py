@@ -56,6 +56,8 @@ def _prepare(session: nox.Session, *groups: str, extras: tuple[str, ...] = ()) -
         session.install("-c", "constraints.txt", *wanted)
     # Without a virtual environment the caller's path may be what holds the installed packages.
     inherited = "" if session.virtualenv.is_sandboxed else os.environ.get("PYTHONPATH", "")
+    # Hundreds of processes import src/: Python compiles it once, even where a caller wants no bytecode written.
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""
     session.env["PYTHONPATH"] = os.pathsep.join(filter(None, [os.path.abspath("src"), inherited]))
 
 

@@ -60,6 +60,20 @@ def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
     return caught.value.code or 0
 
 
+_checked: dict[str, bytes] = {}
+
+
+def checked(project: Project, kernel: str) -> bytes:
+    """What the stage writes of a kernel as it is; checked once in a process, the slowest part of these tests."""
+    path = project.artifacts / "correctness" / f"{kernel}.json"
+    if kernel not in _checked:
+        correctness.run(project, kernel)
+        _checked[kernel] = path.read_bytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(_checked[kernel])
+    return _checked[kernel]
+
+
 def written(project: Project, stage: str, kernel: str) -> dict[str, Any]:
     return artifacts.read(project.artifacts / stage / f"{kernel}.json", stage)
 
@@ -138,13 +152,13 @@ def test_a_failure_names_the_first_cell(project: Project, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("kernel", kernel_names())
 def test_a_right_kernel_passes_in_every_variant(project: Project, kernel: str) -> None:
     """Each variant is checked in fp16 and fp32, and never in bf16, which the interpreter gets wrong."""
-    correctness.run(project, kernel)
+    checked(project, kernel)
     found = written(project, "correctness", kernel)
     assert found["passed"] is True
     assert found["served_by"] == "interpreter"
     assert found["runner"] == "cpu"
-    checked = {(cell["variant"], cell["dtype"]) for cell in found["cells"]}
-    assert checked == {(each.name, dtype) for each in load(kernel).variants for dtype in ("float16", "float32")}
+    cells = {(cell["variant"], cell["dtype"]) for cell in found["cells"]}
+    assert cells == {(each.name, dtype) for each in load(kernel).variants for dtype in ("float16", "float32")}
     assert all(cell["torch_compile"] is None for cell in found["cells"])
     assert [record["path"] for record in found["inputs"]] == ["artifacts/cpu/environment.json"]
 
@@ -153,8 +167,7 @@ def test_a_right_kernel_passes_in_every_variant(project: Project, kernel: str) -
 def test_the_same_check_gives_the_same_bytes(project: Project, kernel: str) -> None:
     """No commit, no clock and no chance is in the artifact, so DVC does not time again what it finds unchanged."""
     path = project.artifacts / "correctness" / f"{kernel}.json"
-    correctness.run(project, kernel)
-    first = path.read_bytes()
+    first = checked(project, kernel)
     path.unlink()
     torch.manual_seed(99)
     correctness.run(project, kernel)
@@ -193,12 +206,12 @@ def test_timing_needs_the_check_first(project: Project) -> None:
 
 def test_a_failed_timing_keeps_the_old_artifact(project: Project) -> None:
     """What was measured before stays when the kernel is found wrong later."""
-    correctness.run(project, "swiglu")
+    checked(project, "swiglu")
     timing.run(project, "swiglu")
     path = project.artifacts / "timing/swiglu.json"
     before = path.read_bytes()
-    checked = written(project, "correctness", "swiglu")
-    artifacts.write(project.artifacts / "correctness/swiglu.json", checked | {"passed": False})
+    right = written(project, "correctness", "swiglu")
+    artifacts.write(project.artifacts / "correctness/swiglu.json", right | {"passed": False})
     with pytest.raises(MeasurementError, match="a wrong kernel is not timed"):
         timing.run(project, "swiglu")
     assert path.read_bytes() == before

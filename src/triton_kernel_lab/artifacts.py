@@ -26,6 +26,9 @@ Artifact = dict[str, Any]
 _MAX_DEPTH = 32
 _WIDTH = 120
 _BASE = jsonschema.Draft202012Validator
+# The digests of bytes that were found sound: a command reads an artifact many times, and checking takes longest.
+_sound: set[bytes] = set()
+_encode_plain = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ": ")).encode
 
 __all__ = [
     "Artifact",
@@ -206,8 +209,10 @@ def parse(data: bytes, where: str, kind: str | None = None) -> Artifact:
         ArtifactError: when the bytes are not JSON, not a known kind or do not
             satisfy its schema.
     """
+    digest = hashlib.sha256(data).digest()
+    again = digest in _sound
     try:
-        payload = json.loads(data.decode("utf-8"), object_pairs_hook=_object)
+        payload = json.loads(data.decode("utf-8"), object_pairs_hook=None if again else _object)
     except UnicodeDecodeError as error:
         raise ArtifactError(f"{where}: $: expected UTF-8, found byte {error.object[error.start]:#04x}.") from error
     except json.JSONDecodeError as error:
@@ -217,11 +222,14 @@ def parse(data: bytes, where: str, kind: str | None = None) -> Artifact:
         raise ArtifactError(f"{where}: $: expected an artifact, found JSON out of bounds: {error}.") from error
     if not isinstance(payload, dict):
         raise ArtifactError(f"{where}: $: expected an object, found {type(payload).__name__}.")
-    _check_values(payload, where)
+    if not again:
+        _check_values(payload, where)
     found = _known(payload.get("artifact_kind"), where)
     if kind is not None and found != kind:
         raise ArtifactError(f"{where}: $.artifact_kind: expected {kind!r}, found {found!r}.")
-    _check_schema(payload, found, where)
+    if not again:
+        _check_schema(payload, found, where)
+        _sound.add(digest)
     return payload
 
 
@@ -246,7 +254,7 @@ def _encode(value: Any, indent: str) -> str:
         return _fold(rows, "{}", indent, not any(isinstance(item, dict | list | tuple) for item in value.values()))
     if isinstance(value, list | tuple) and any(isinstance(item, dict | list | tuple) for item in value):
         return _fold([_encode(item, inner) for item in value], "[]", indent, False)
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ": "))
+    return _encode_plain(value)
 
 
 def _fold(rows: list[str], ends: str, indent: str, flat: bool) -> str:

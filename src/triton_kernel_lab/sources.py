@@ -12,6 +12,7 @@ import ast
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -96,6 +97,10 @@ class _Code(NamedTuple):
         return self.package / name
 
 
+# What each module imports, for as long as the tree is taken not to change.
+_Known = dict[tuple[_Code, str], list[str]]
+
+
 def stage_sources(root: Path, stage: str, kernel: str | None = None) -> list[Path]:
     """The files that a stage's code consists of, sorted.
 
@@ -154,20 +159,20 @@ def tool_digest(root: Path, kind: str) -> str:
     return module_digest(root, *(entry for entry in entries if "*" not in entry), *found)
 
 
-def _stage(root: Path, stage: str, kernel: str | None) -> tuple[_Code, list[str]]:
-    """Where a stage's sources lie, and their names."""
+def _stage(root: Path, stage: str, kernel: str | None, known: _Known | None = None) -> tuple[_Code, list[str]]:
+    """Where a stage's sources lie, and their names; ``known`` spares the imports of modules seen before."""
     entries, package = _entries(stage, kernel), _package(root)
     entry = registry.provider(kernel) if kernel and not (package / _CASE.format(kernel=kernel)).is_file() else None
     if entry is None:
         code = _Code(package)
         # A case of further calls to another's kernels has no launch table of its own.
         found = [name for name in entries if name != _TABLE or (package / name.format(kernel=kernel)).is_file()]
-        return code, _closure(code, [name.format(kernel=kernel) for name in found])
+        return code, _closure(code, [name.format(kernel=kernel) for name in found], known)
     folder, file = registry.source(entry)
     code = _Code(package, folder, entry.module.partition(".")[0])
     # Its launch table, if it has one, is that of its operator's module.
     lab = [name for name in entries if name not in (_CASE, _TABLE)]
-    return code, _closure(code, [*lab, f"{_OTHER}{file}"])
+    return code, _closure(code, [*lab, f"{_OTHER}{file}"], known)
 
 
 def _digest(code: _Code, names: list[str]) -> str:
@@ -201,11 +206,12 @@ def stale(project: Project) -> list[str]:
 
 def _stale(project: Project, stages: Collection[str] = tuple(STAGES)) -> Iterator[tuple[str, str, Path]]:
     """Stage, DVC's name for it, and artifact of whatever other sources made."""
+    known: _Known = {}
     for stage, kernel, path in _artifacts(project):
         if stage not in stages:
             continue
         recorded = _recorded_digest(path)
-        if recorded is not None and recorded != stage_digest(project.root, stage, kernel):
+        if recorded is not None and recorded != _digest(*_stage(project.root, stage, kernel, known)):
             yield stage, f"{stage}@{kernel}" if kernel else stage, path
 
 
@@ -240,15 +246,18 @@ def _entries(stage: str, kernel: str | None) -> tuple[str, ...]:
     return STAGES[stage]
 
 
-def _closure(code: _Code, entries: list[str]) -> list[str]:
+def _closure(code: _Code, entries: list[str], known: _Known | None = None) -> list[str]:
     """The entries and all that they import, at any depth."""
     seen: set[str] = set()
+    known = {} if known is None else known
     queue = list(entries)
     while queue:
         name = queue.pop()
         if name not in seen:
             seen.add(name)
-            queue += [found for found in _imports(code, name) if found not in _NOT_SOURCES]
+            if (code, name) not in known:
+                known[code, name] = _imports(code, name)
+            queue += [found for found in known[code, name] if found not in _NOT_SOURCES]
     return sorted(seen)
 
 
@@ -269,7 +278,7 @@ def _imports(code: _Code, name: str) -> list[str]:
         # Another package's __init__.py may hold code, and runs before its modules.
         parts = folder.split("/")
         files += [f"{'/'.join(parts[:count])}/__init__.py" for count in range(1, len(parts) + 1)]
-    return [file for file in files if code.path(file).is_file()]
+    return [file for file in dict.fromkeys(files) if os.path.isfile(code.path(file))]
 
 
 def _files(code: _Code, top: str, below: list[str]) -> list[str]:

@@ -801,6 +801,29 @@ def test_a_profile_that_is_none_prints_nothing(project: Project, played: list[tu
         assert "Where a step goes" not in text
 
 
+@pytest.mark.parametrize("stale", [True, False])
+def test_only_a_stale_artifact_may_be_of_earlier_ceilings(
+    project: Project, played: list[tuple[int, int]], stale: bool
+) -> None:
+    """Its floors then go by the rung that it kept; one of present sources makes the ceilings an edited file."""
+    path, ceilings = decode_e2e.run(project, request()), project.artifacts / "ceilings.json"
+
+    def slower(artifact: dict[str, Any]) -> None:
+        for rung in artifact["ladders"]:
+            rung["samples_ns"] = [2 * ns for ns in rung["samples_ns"]]
+
+    synthetic.edit(ceilings, slower)
+    if stale:
+        synthetic.edit(path, lambda artifact: artifact["producer"].update(source_sha256="0" * 64))
+    synthetic.run_pure_stages(project)
+    problems = verify.run(project)
+    assert bool(problems) != stale
+    assert all(f"artifacts/{project.runner}/ceilings.json: expected sha256" in problem for problem in problems)
+    synthetic.edit(path, lambda artifact: artifact["cells"][0]["opponents"][0]["derived"].update(floor_ns=1))
+    synthetic.run_pure_stages(project)
+    assert any(".opponents[0].derived: expected" in problem for problem in verify.run(project)) == stale
+
+
 def test_an_artifact_of_other_sources_is_called_stale(project: Project, played: list[tuple[int, int]]) -> None:
     """With another digest of sources in it results.md, README, page and verify say so; the artifact stays sound."""
     path = decode_e2e.run(project, request())

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -280,28 +280,20 @@ def test_the_copy_beside_a_cell_is_a_rung_at_its_own_size(raw: dict[str, Artifac
     assert found["attainable_ns"] == candidate(found, "copy")["stats"]["p50_ns"] < before["attainable_ns"]
 
 
-def test_arithmetic_of_a_rested_card_is_held_to_the_datasheet_where_there_is_one(raw: dict[str, Artifact]) -> None:
-    """It beats the rate that it sustains, never the datasheet; without rests or a datasheet the measured rate binds."""
+def test_arithmetic_is_held_to_the_measured_rate(raw: dict[str, Artifact]) -> None:
+    """A cell above the rate of products beside it is implausible, though its datasheet promises more."""
     listed: dict[str, Callable[[Artifact], None]] = {"environment": lambda e: e["device"].update(name="NVIDIA H200")}
     measured = max(entry["flop_per_s"] for entry in build(raw)["ceilings"]["matmul"] if entry["dtype"] == "float16")
     p50_ns = candidate(cell(build(raw)))["stats"]["p50_ns"]
 
-    def working(share_of_measured: float, reasons: Sequence[str] = ("power_cap",)) -> Callable[[Artifact], None]:
+    def working(share_of_measured: float) -> Callable[[Artifact], None]:
         flop = round(share_of_measured * measured * p50_ns / 1e9)
+        return lambda timing: timing["cells"][1]["cost"].update(flop=flop, unit="float16")
 
-        def change(timing: Artifact) -> None:
-            timing["cells"][1]["cost"].update(flop=flop, unit="float16")
-            timing["processes"][0]["event_reasons"] = list(reasons)
-
-        return change
-
-    above = cell(build(raw, timing=working(1.2), **listed))
-    assert (above["class"], candidate(above)["status"]) == ("compute_bound", "ok")
-    assert candidate(above)["attainable_ratio"] > 1.1
-    assert cell(build(raw, timing=working(1.2)))["class"] == "implausible"
-    assert cell(build(raw, timing=working(1.2, ()), **listed))["class"] == "implausible"
-    beyond = 1.05 * 1.2 * p50_ns / above["vendor_ns"]
-    assert cell(build(raw, timing=working(beyond), **listed))["class"] == "implausible"
+    below, above = (cell(build(raw, timing=working(share), **listed)) for share in (0.9, 1.2))
+    assert (below["class"] != "implausible", candidate(below)["status"]) == (True, "ok")
+    assert above["vendor_ns"] < p50_ns
+    assert above["class"] == "implausible"
 
 
 def test_an_implausible_baseline_is_not_the_best(raw: dict[str, Artifact]) -> None:

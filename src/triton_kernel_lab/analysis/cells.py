@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 from triton_kernel_lab.analysis.ceilings import null_kernel_ns
@@ -25,7 +24,6 @@ class _Limits(NamedTuple):
     null_ns: int | None
     measured: Bound | None
     vendor: Bound | None
-    rested: bool = False
 
     def floor_dominated(self, ns: int) -> bool:
         return self.null_ns is not None and ns < FLOOR_FACTOR * self.null_ns
@@ -37,16 +35,8 @@ class _Limits(NamedTuple):
         # Near the launch floor a rung of the ladder is itself known to a few per cent only,
         # so there the null kernel and the datasheet bind, not the rung.
         if self.measured and not self.floor_dominated(self.measured.attainable_ns):
-            floors.append(self._binding(self.measured).attainable_ns)
+            floors.append(self.measured.attainable_ns)
         return max(floors)
-
-    def _binding(self, measured: Bound) -> Bound:
-        """What of the measured ceilings nothing beats: not the arithmetic of a rested card that has a datasheet.
-
-        The measured rate is what the card sustains at its power limit, and one that rests there runs above it.
-        """
-        known = self.vendor is not None and self.vendor.compute_ns > 0
-        return measured._replace(compute_ns=Fraction(0)) if known and self.rested else measured
 
     def implausible(self, p50_ns: int) -> bool:
         return 102 * p50_ns < 100 * self.least_ns
@@ -72,17 +62,15 @@ def derive_cells(timing: Artifact, ceilings: Mapping[str, Any], *, same_run: boo
         ceilings: what ``summarise_ceilings`` returns.
         same_run: whether the timing is of the ceilings' run; if not, only the datasheet binds it.
     """
-    # Where a process met the power limit the bench let the card rest.
-    rested = any("power_cap" in process["event_reasons"] for process in timing["processes"])
     for cell in timing["cells"]:
         used = {run["regime"] for candidate in cell["candidates"] for run in candidate["runs"]}
         # A cell whose every candidate failed still shows up, in the primary regime.
         for regime in [name for name in REGIMES if name in used] or [REGIMES[0]]:
-            yield _cell(timing["kernel"], cell, regime, ceilings, same_run, rested)
+            yield _cell(timing["kernel"], cell, regime, ceilings, same_run)
 
 
 def _cell(
-    kernel: str, cell: Mapping[str, Any], regime: str, ceilings: Mapping[str, Any], same_run: bool, rested: bool
+    kernel: str, cell: Mapping[str, Any], regime: str, ceilings: Mapping[str, Any], same_run: bool
 ) -> dict[str, Any]:
     cost = cell["cost"]
     read, write = (sum(item["bytes"] for item in cost[way]) for way in ("read", "write"))
@@ -93,7 +81,6 @@ def _cell(
     anchors = [each["stats"]["p50_ns"] for each in summaries if each["role"] == "anchor" and each["stats"]]
     copied_ns = next((ns for ns in anchors if not of_anchor.implausible(ns)), None)
     limits = _limits((ceilings, read, write, cost["flop"], cost["unit"]), regime, same_run, copied_ns)
-    limits = limits._replace(rested=rested)
     candidates = [
         _judge(summary, of_anchor if summary["role"] == "anchor" else limits, read + write) for summary in summaries
     ]

@@ -100,11 +100,10 @@ def _fastest_compiled(opponents: Sequence[Mapping[str, Any]]) -> int | None:
     return min((ns for ns in times if ns is not None), default=None)
 
 
-def differing(artifact: Artifact, ceilings: Artifact) -> Iterator[str]:
-    """``JSON path: expected ..., found ...`` for each figure that the raw times and the ceilings do not give."""
+def differing(artifact: Artifact, ceiling: Mapping[str, int] | None) -> Iterator[str]:
+    """``JSON path: expected ..., found ...`` for each figure that the raw times and the read ceiling do not give."""
     if artifact["status"] != "measured":
         return
-    ceiling = read_ceiling(ceilings)
     if ceiling is None or artifact["read_ceiling"] != ceiling:
         yield f"$.read_ceiling: expected {ceiling}, found {artifact['read_ceiling']}"
         return

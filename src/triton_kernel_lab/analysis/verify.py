@@ -55,8 +55,8 @@ def run(project: Project) -> list[str]:
         file and JSON path, table cell or line; empty when all is sound.
     """
     tree = _read(project)
-    raw = tree.raw_names()
-    broken = [problem for name in raw for problem in _file_problems(tree, name)]
+    raw, digests = tree.raw_names(), _digests(tree)
+    broken = [problem for name in raw for problem in _file_problems(tree, name, digests)]
     implausible = [problem for name in raw for problem in _implausible(tree, name)]
     strays = [problem for name, problem in tree.unreadable.items() if name not in [*raw, tree.name("roofline")]]
     if broken:
@@ -112,13 +112,13 @@ def _surplus(tree: _Tree) -> Iterator[str]:
             yield f"{name}: expected one file for each of {tree.project.kernels}, found a surplus one; remove it."
 
 
-def _file_problems(tree: _Tree, name: str) -> Iterator[str]:
+def _file_problems(tree: _Tree, name: str, digests: Mapping[str, str]) -> Iterator[str]:
     """What makes a raw artifact another one than its consumers were made from."""
     if name in tree.unreadable:
         yield tree.unreadable[name]
         return
     edits = list(_edited_samples(tree, name))
-    links = list(_links(tree, name))
+    links = list(_links(tree, name, digests))
     mend = f"; restore it from git, or run `dvc repro {_target(name)}`."
     yield from _few(name, [*edits, *links], mend)
     yield from _few(name, _misplaced(tree, name), mend)
@@ -144,26 +144,28 @@ def _edited_samples(tree: _Tree, name: str) -> Iterator[str]:
             yield f"{name}: {edit.path}: expected {edit.expected_ns}, found {edit.found_ns}"
 
 
-def _links(tree: _Tree, name: str) -> Iterator[str]:
-    digest = artifacts.sha256_file(tree.project.root / name)
+def _links(tree: _Tree, name: str, digests: Mapping[str, str]) -> Iterator[str]:
+    digest = digests[name]
     yield from chain.edited(name, digest, _consumers(tree, name, digest))
     yield from chain.missing(name, tree.found[name], _required(tree, name))
-    yield from chain.misrecorded(tree.project.root, name, tree.found[name], _digests(tree))
+    yield from chain.misrecorded(tree.project.root, name, tree.found[name], digests)
 
 
 def _consumers(tree: _Tree, name: str, digest: str) -> Mapping[str, Artifact]:
     """The artifacts that vouch for a file.
 
-    Of the environment one that is stale does not where a fresh one does: it was
-    measured under an earlier record of the machine, and the report calls it stale.
+    Of the environment and the ceilings one that is stale does not where a fresh
+    one does: it was measured beside an earlier file, and the report calls it stale.
     """
-    if name != tree.name("environment"):
+    # Nothing that is measured beside them names the ceilings; what is derived does, and is derived anew.
+    vouchers = {tree.name("environment"): tree.raw_names(), tree.name("ceilings"): [tree.name("roofline")]}
+    if name not in vouchers:
         return tree.found
     targets = [*stale_measurements(tree.project), *stale_tools(tree.project)]
     old = {tree.name(target.replace("@", "/")) for target in targets}
     fresh = {consumer: artifact for consumer, artifact in tree.found.items() if consumer not in old}
     record = {"path": name, "sha256": digest}
-    vouching = any(record in fresh[raw]["inputs"] for raw in tree.raw_names() if raw in fresh)
+    vouching = any(record in fresh[each]["inputs"] for each in vouchers[name] if each in fresh)
     return fresh if vouching else tree.found
 
 
@@ -205,9 +207,17 @@ def _crosscheck(tree: _Tree) -> Iterator[str]:
 
 
 def _decode_e2e(tree: _Tree) -> Iterator[str]:
-    """Figures of the whole model that its own times and the ceilings do not give."""
-    name = tree.name("decode_e2e")
-    findings = decoded.differing(tree.found[name], tree.found[tree.name("ceilings")]) if name in tree.found else ()
+    """Figures of the whole model that its own times and the ceilings do not give.
+
+    One of earlier ceilings, which is sound where it is stale, goes by the rung that it kept.
+    """
+    name, ceilings = tree.name("decode_e2e"), tree.name("ceilings")
+    artifact = tree.found.get(name)
+    if artifact is None:
+        return
+    record = {"path": ceilings, "sha256": _digests(tree).get(ceilings)}
+    rung = decoded.read_ceiling(tree.found[ceilings]) if record in artifact["inputs"] else artifact["read_ceiling"]
+    findings = decoded.differing(artifact, rung)
     yield from _few(name, (f"{name}: {finding}" for finding in findings), "; run `python benchmarks/decode_e2e.py`.")
 
 

@@ -252,6 +252,32 @@ def test_what_is_left_over_from_an_earlier_run_is_not_judged_by_these_ceilings(r
     assert f"under the {found['vendor_ns']} ns" in ours["reason"]
 
 
+@pytest.mark.parametrize(
+    ("commit", "dirty", "machine", "judged"),
+    [
+        ("a" * 40, False, "same", True),
+        ("b" * 40, False, "same", False),
+        ("a" * 40, True, "same", False),
+        ("a" * 40, False, "other", False),
+    ],
+)
+def test_what_is_stale_but_of_the_run_of_the_ceilings_is_judged_by_them(
+    raw: dict[str, Artifact], commit: str, dirty: bool, machine: str, judged: bool
+) -> None:
+    """Sources that changed since do not change the run: one clean commit and one record of the machine make one."""
+
+    def ceilings(artifact: Artifact) -> None:
+        artifact["producer"].update(git_commit="a" * 40, git_tree_dirty=False)
+
+    def timing(artifact: Artifact) -> None:
+        artifact["producer"].update(git_commit=commit, git_tree_dirty=dirty)
+        if machine == "other":
+            artifact["inputs"][-1]["sha256"] = "0" * 64
+
+    found = cell(build(raw, "timing@rms_norm", ceilings=ceilings, timing=timing))
+    assert (found["attainable_ns"] is not None) == judged
+
+
 def test_f77_a_value_above_the_ceilings_is_flagged(raw: dict[str, Artifact]) -> None:
     """Faster than 1.02 x the ceiling is implausible: a status and a reason beside nulls."""
     found = cell(build(raw, timing=scale("triton", 0.9)))

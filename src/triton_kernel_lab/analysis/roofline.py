@@ -83,7 +83,8 @@ def build(
     raw_inputs = [ceilings, *timings.values()]
     of_raw = inputs[1 : 1 + len(raw_inputs)]
     summary = summarise_ceilings(environment, ceilings) if ceilings["status"] == "measured" else None
-    cells = _cells(timings, summary, stale) if summary else []
+    runs = {kernel: f"timing@{kernel}" not in stale or _of_one_run(ceilings, each) for kernel, each in timings.items()}
+    cells = _cells(timings, summary, runs) if summary else []
     return {
         "artifact_kind": "roofline",
         "schema_version": 1,
@@ -101,12 +102,25 @@ def build(
     }
 
 
-def _cells(timings: Mapping[str, Artifact], ceilings: Artifact, stale: Sequence[str]) -> list[Artifact]:
-    # What is stale was left over from an earlier run, whose device and floors are not those of the ceilings.
-    fresh = {kernel: f"timing@{kernel}" not in stale for kernel in timings}
+def _cells(timings: Mapping[str, Artifact], ceilings: Artifact, of_run: Mapping[str, bool]) -> list[Artifact]:
     return [
-        cell for kernel, timing in timings.items() for cell in derive_cells(timing, ceilings, same_run=fresh[kernel])
+        cell for kernel, timing in timings.items() for cell in derive_cells(timing, ceilings, same_run=of_run[kernel])
     ]
+
+
+def _of_one_run(ceilings: Artifact, timing: Artifact) -> bool:
+    """Whether both name one clean commit and one record of the machine.
+
+    Otherwise what is stale was left over from an earlier run, whose device and
+    floors are not those of the ceilings.
+    """
+    machines = [
+        {record["sha256"] for record in each["inputs"] if record["path"].endswith("/environment.json")}
+        for each in (ceilings, timing)
+    ]
+    commits = [each["producer"]["git_commit"] for each in (ceilings, timing)]
+    clean = ceilings["producer"]["git_tree_dirty"] is False is timing["producer"]["git_tree_dirty"]
+    return clean and commits[0] == commits[1] and machines[0] == machines[1]
 
 
 def _with_counts(counters: Mapping[str, Artifact]) -> list[Artifact]:

@@ -25,8 +25,6 @@ __all__ = ["Call", "Launch", "calls", "plan"]
 
 # Bytes; a device's allocator starts no tensor at a lesser multiple.
 _APART = 256
-# Shapes of lines that stand in a table behind one which covers the shape that they are tuned at.
-_BEHIND = {"flash_attention": (((1, 8192, 8192, 16, 16, 64), "float32"),)}
 
 
 @dataclass(frozen=True)
@@ -66,11 +64,12 @@ class Launch:
 def calls(case: Case) -> list[Call]:
     """The calls that stand for a kernel.
 
-    Each timed shape in each timed dtype; a shape of each line of the launch
-    table, in the dtype that it is tuned in; and one call of each other variant.
+    Each timed shape in each timed dtype; the shape at which each line of the
+    launch table is tuned, in the dtype that it is tuned in; and one call of
+    each other variant.
     """
     default, *others = case.variants
-    found = [Call(default, dims, DTYPES[dtype]) for dims, dtype in (*case.cells, *_BEHIND.get(case.name, ()))]
+    found = [Call(default, dims, DTYPES[dtype]) for dims, dtype in case.cells]
     for bucket in case.buckets:
         found.append(Call(default, bucket.dims, torch.float32 if bucket.itemsize == 4 else torch.bfloat16))
     found += [Call(other, (other.dims or case.timed)[0], DTYPES[case.timed_dtypes[0]]) for other in others]

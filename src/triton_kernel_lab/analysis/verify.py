@@ -8,10 +8,13 @@ took dvc.lock along.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import NamedTuple
+
+import yaml
 
 from triton_kernel_lab import artifacts
 from triton_kernel_lab.analysis import chain, plausibility, rederive
@@ -154,19 +157,31 @@ def _links(tree: _Tree, name: str, digests: Mapping[str, str]) -> Iterator[str]:
 def _consumers(tree: _Tree, name: str, digest: str) -> Mapping[str, Artifact]:
     """The artifacts that vouch for a file.
 
-    Of the environment and the ceilings one that is stale does not where a fresh
-    one does: it was measured beside an earlier file, and the report calls it stale.
+    Of the environment and the ceilings one that is stale does not where something
+    fresh does: it was measured beside an earlier file, and the report calls it stale.
     """
-    # Nothing that is measured beside them names the ceilings; what is derived does, and is derived anew.
-    vouchers = {tree.name("environment"): tree.raw_names(), tree.name("ceilings"): [tree.name("roofline")]}
-    if name not in vouchers:
+    if name not in (tree.name("environment"), tree.name("ceilings")):
         return tree.found
     targets = [*stale_measurements(tree.project), *stale_tools(tree.project)]
     old = {tree.name(target.replace("@", "/")) for target in targets}
     fresh = {consumer: artifact for consumer, artifact in tree.found.items() if consumer not in old}
     record = {"path": name, "sha256": digest}
-    vouching = any(record in fresh[each]["inputs"] for each in vouchers[name] if each in fresh)
+    if name == tree.name("ceilings"):
+        # Nothing else that is measured names them, and what is derived would vouch for any edit.
+        return fresh if _in_lock(tree, name) else tree.found
+    vouching = any(record in fresh[raw]["inputs"] for raw in tree.raw_names() if raw in fresh)
     return fresh if vouching else tree.found
+
+
+def _in_lock(tree: _Tree, name: str) -> bool:
+    """Whether DVC recorded the file as it is, which it does when the stage ran and not when what follows is derived."""
+    try:
+        lock = yaml.safe_load((tree.project.root / "dvc.lock").read_text(encoding="utf-8"))
+        outs = lock["stages"][_target(name)]["outs"]
+        digest = hashlib.md5((tree.project.root / name).read_bytes(), usedforsecurity=False).hexdigest()
+        return any(out["path"] == name and out["md5"] == digest for out in outs)
+    except (OSError, KeyError, TypeError, yaml.YAMLError):
+        return False
 
 
 def _digests(tree: _Tree) -> Mapping[str, str]:
